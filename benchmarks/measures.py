@@ -38,8 +38,9 @@ from compass_jax.commands.cli import tune_allocator
 from compass_jax.config import RunConfig, named_correction
 from compass_jax.rewards.score import Scorer
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.session import StopSignal
-from compass_jax.training.loop import RLTrainer
+from compass_jax.session import RunState
+from compass_jax.training.building import Building
+from compass_jax.training.hooks.base import StepRecord
 
 # The workers only wait. If there were fewer than the samples that a rollout finishes in 50 ms,
 # samples would queue for them, which no overlap could hide.
@@ -138,12 +139,12 @@ def variant_config(
 
 def steps_of(
     variant: Variant, config: RunConfig, scope: contextlib.ExitStack
-) -> Iterator[tuple[int, dict[str, float]]]:
+) -> Iterator[StepRecord]:
     """Returns an iterator over the row's steps."""
     scorer = scope.enter_context(variant.scorer(config.rewards, config.data))
     scorer.wait_ready()
     telemetry = scope.enter_context(Telemetry(config.directory, config.rl.steps, "rl"))
-    trainer = RLTrainer(config, scorer, StopSignal(), telemetry)
+    trainer = Building(config, scorer, RunState(), telemetry).trainer()
     if not variant.longest_first:
         trainer.collect.expected_length = lambda prompt: math.nan
     return trainer.steps()
@@ -167,7 +168,7 @@ def measure(weights: str, out: Path, rounds: int, smoke: bool) -> list[dict[str,
         for r in range(rounds + warm):
             for name in list(VARIANTS)[:: -1 if r % 2 else 1]:
                 started = time.perf_counter()
-                metrics = next(running[name])[1]
+                metrics = next(running[name]).metrics
                 timings[name].append({"step_s": time.perf_counter() - started, **metrics})
             print(
                 f"round {r + 1 - warm}: "

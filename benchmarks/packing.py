@@ -23,7 +23,7 @@ import numpy as np
 from compass_jax.config import DataConfig, ModelConfig, MoEConfig, RunConfig, SFTConfig
 from compass_jax.rl.bucketing import best_buckets
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.session import StopSignal
+from compass_jax.session import RunState
 from compass_jax.training.sft import SFTTrainer
 
 TOKENIZER = Path(__file__).parent.parent / "configs" / "tiny_tokenizer"
@@ -58,7 +58,7 @@ def trainer_of(out: Path, packing: bool, buckets: tuple[int, ...]) -> SFTTrainer
     )
     data = DataConfig(tokenizer=str(TOKENIZER))
     config = RunConfig("packing", MODEL, run_dir=directory, data=data, sft=sft).validate()
-    return SFTTrainer(config, StopSignal(), Telemetry(directory, 1, "sft", writes=False))
+    return SFTTrainer(config, RunState(), Telemetry(directory, 1, "sft", writes=False))
 
 
 def round_of(trainer: SFTTrainer) -> dict[str, float]:

@@ -32,7 +32,7 @@ from compass_jax.config import RunConfig
 from compass_jax.data.keep import PassRate, read_pass_rates
 from compass_jax.data.posterior import COVERAGE, PosteriorSelector, coverage
 from compass_jax.data.prompts import train_prompts
-from compass_jax.data.selection import prompt_selector
+from compass_jax.data.selectors import prompt_selector
 from compass_jax.pipeline.offline_filter import FILE, Bounds, run_filter
 from compass_jax.records import Prompt
 from compass_jax.runs.compiled import keep_programs

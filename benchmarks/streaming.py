@@ -177,7 +177,7 @@ def in_the_loop(folder: Path, steps: int) -> dict[str, Any]:
     """
     from compass_jax.data.streamed import ExampleStream
     from compass_jax.runs.telemetry import Telemetry
-    from compass_jax.session import StopSignal
+    from compass_jax.session import RunState
     from compass_jax.training.sft import SFTTrainer
 
     file = folder / "loop.jsonl"
@@ -197,7 +197,7 @@ def in_the_loop(folder: Path, steps: int) -> dict[str, Any]:
     times = {}
     for name in ("inside_the_step", "ahead"):
         telemetry = Telemetry(config.directory, steps, "sft", writes=False)
-        with StopSignal() as stop, telemetry:
+        with RunState() as stop, telemetry:
             trainer = SFTTrainer(config, stop, telemetry)
             if name == "inside_the_step":
                 records, _ = trainer.examples()

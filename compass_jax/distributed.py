@@ -68,7 +68,7 @@ def initialize() -> bool:
         os.environ.setdefault("PJRT_NPROC", str(max(_THREADS, os.cpu_count() or 1)))
     if options is None:
         return False
-    # this service would handle SIGTERM, which StopSignal handles
+    # this service would handle SIGTERM, which RunState handles
     jax.config.update("jax_enable_preemption_service", False)
     if on_cpu:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")

@@ -33,7 +33,6 @@ from compass_jax.config.io import flatten, read_config
 from compass_jax.data.chat_detection import with_chat_format
 from compass_jax.data.templates import TODAY
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.errors import STRICT
 from compass_jax.rewards.checks import changed, checks_of, code_of, judged_sources
 from compass_jax.rewards.endpoint import Batched, Pooled
 from compass_jax.rewards.joined import AnyJudge, AnyScorer, JoinedScorer, SharedScorer
@@ -58,44 +57,48 @@ STOPPING = (
 )
 
 
-class StopSignal:
-    """A flag that SIGTERM and SIGINT (Ctrl-C) set. The training loop reads it where it can save and
-    exit. A second signal ends the process at once.
+class RunState:
+    """Whether a run goes on, and why not: the only thing that ends a step.
+
+    It is interrupted, as soon as what the run has can be saved, by SIGTERM, by SIGINT (Ctrl-C) and
+    by `interrupt`; a second signal ends the process at once. It is ended, after the step and as if
+    that were the last one, by `end`. `why` says who asked; `status` is the exit status of a run
+    that was interrupted.
     """
 
     SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
     def __init__(self) -> None:
-        self._requested = False
+        self._interrupted = False
         self._agreed = False
         self._before: dict[int, Any] = {}
-        self.status = 128 + signal.SIGTERM  # the exit status of a run that stopped on request
+        self.ended = False
+        self.why = "on request"
+        self.status = 128 + signal.SIGTERM
 
     @property
-    def requested(self) -> bool:
-        """Whether the run should stop.
+    def interrupted(self) -> bool:
+        """Whether the run is to be saved and left.
 
         A request in any process stops all of them, so all processes must read this property at the
         same places.
         """
-        self._agreed = self._agreed or distributed.any_process(self._requested)
+        self._agreed = self._agreed or distributed.any_process(self._interrupted)
         return self._agreed
 
-    @requested.setter
-    def requested(self, value: bool) -> None:
-        """Asks for a stop, as SIGTERM does."""
-        self._requested = value
+    def interrupted_here(self) -> bool:
+        """Returns whether this process was asked, without an exchange with others."""
+        return self._interrupted
 
-    def requested_here(self) -> bool:
-        """Returns whether this process received a stop request, without an exchange with others."""
-        return self._requested
+    def interrupt(self, why: str, status: int = 128 + signal.SIGTERM) -> None:
+        """Asks for an end from which the same command continues, with this exit status."""
+        self._interrupted, self.why, self.status = True, why, status
 
-    def end(self, status: int) -> None:
-        """Asks for a stop, after which the run's exit status is `status`."""
-        self._requested = True
-        self.status = status
+    def end(self, why: str) -> None:
+        """Asks for an end after the step. All processes must ask in the same step."""
+        self.ended, self.why = True, why
 
-    def __enter__(self) -> StopSignal:
+    def __enter__(self) -> RunState:
         if threading.current_thread() is threading.main_thread():  # other threads may not
             self._before = {number: signal.signal(number, self._handle) for number in self.SIGNALS}
         return self
@@ -105,20 +108,14 @@ class StopSignal:
             signal.signal(number, before)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self._requested:
+        if self._interrupted:
             before = self._before.get(number)
             if callable(before) and before is not signal.default_int_handler:
                 before(number, frame)  # the handler of a command; it does not return
             raise SystemExit(128 + number)
-        self._requested = True
-        self.status = 128 + number
+        self.interrupt("on request", 128 + number)
         with contextlib.suppress(OSError):
             os.write(2, STOPPING.format(signal.Signals(number).name).encode())
-
-
-def why_stopped(stop: StopSignal) -> str:
-    """Returns the cause of a stop as text."""
-    return "by --strict" if stop.status == STRICT else "on request"
 
 
 @contextlib.contextmanager

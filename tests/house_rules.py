@@ -80,9 +80,18 @@ LAYERS = {
     "weights": MODEL | {"extras", "families", "weights", "distributed", "token_ids"},
     "samplers": MODEL | {"rollout", "weights", "distributed", "samplers"},
     "training": MODEL | {"chips", "runs.compiler_clock", "rl", "training", "rewards.penalties"},
-    "training.callbacks": BASE | {"distributed", "config"},
-    "training.notices": MODEL | {"rl", "training", "experience", "rewards"},
-    "training.samples": MODEL | {"training", "data", "experience", "runs", "serving"},
+    "training.building": ANY,
+    "training.evaluations": ANY,
+    "training.hand_over": ANY,
+    "training.hooks": MODEL | {"training", "experience", "rl"},
+    "training.hooks.callbacks": BASE | {"distributed", "training"},
+    "training.hooks.notices": MODEL | {"rl", "training", "experience", "rewards"},
+    "training.hooks.own": {"config", "training"},
+    "training.hooks.samples": MODEL | {"training", "data", "experience", "runs", "serving"},
+    "training.hooks.step_metrics": ANY,
+    "training.idle_settings": MODEL | {"rl", "training", "experience", "rewards"},
+    "training.parts": ANY,
+    "training.saved": MODEL | {"data", "experience", "runs", "training", "weights"},
     "training.header": {"config"},
     "training.loop": ANY,
     "training.own_judge": ANY,
@@ -132,7 +141,7 @@ IMPURE_MODULES |= {"os", "io", "pathlib", "shutil", "tempfile"}
 LIGHT = PURE
 # Rooms whose functions may take or return a RunConfig, and the maximum number of such functions.
 WHOLE_RUN = ("commands", "config", "from_files", "session")
-WHOLE_RUN += ("pipeline.train_judge", "training.loop", "training.rl", "training.sft")
+WHOLE_RUN += ("pipeline.train_judge", "training.building", "training.rl", "training.sft")
 MOST_RUN_CONFIGS = 30
 HEAVY = (
     "grain",

@@ -14,7 +14,7 @@ from tiny_run import tiny_run
 from compass_jax.config import ComputeConfig, ConfigError, named_correction
 from compass_jax.experience import evaluate
 from compass_jax.model.params import stack
-from compass_jax.training import loop
+from compass_jax.training import building
 from compass_jax.training.rl import run_rl
 from compass_jax.weights.sync import sync_weights
 
@@ -72,8 +72,8 @@ def test_a_run_samples_in_the_rollouts_precision_and_trains_in_its_own(tmp_path,
         engines.append(real(*args))
         return engines[-1]
 
-    real = loop.Engine
-    for module in (loop, evaluate):
+    real = building.Engine
+    for module in (building, evaluate):
         monkeypatch.setattr(module, "sync_weights", recorded)
         monkeypatch.setattr(module, "Engine", engine)
     config = with_rollout(dtype="bfloat16", quantize=kind)

@@ -22,7 +22,7 @@ from compass_jax.config.io import flatten
 from compass_jax.rewards.joined import SharedScorer
 from compass_jax.runs.rundir import ConfigMismatch, RunDir, RunDirectoryInUse, look_into
 from compass_jax.session import (
-    StopSignal,
+    RunState,
     carry_tokenizer,
     code_changes,
     load_tokenizer,
@@ -189,11 +189,13 @@ def test_one_process_that_is_asked_to_stop_stops_all(monkeypatch):
     monkeypatch.setattr(
         distributed, "any_process", lambda flag: flags.append(flag) or flag or len(flags) == 3
     )
-    with StopSignal() as stop:
-        assert not stop.requested and not stop.requested and stop.requested and stop.requested
+    with RunState() as stop:
+        assert (
+            not stop.interrupted and not stop.interrupted and stop.interrupted and stop.interrupted
+        )
         assert flags == [False] * 3  # Once all agree to stop, there are no more exchanges.
         os.kill(os.getpid(), signal.SIGTERM)  # the first signal to this process
-        assert stop.requested
+        assert stop.interrupted
         with pytest.raises(SystemExit):
             os.kill(os.getpid(), signal.SIGTERM)
 

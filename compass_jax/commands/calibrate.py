@@ -39,10 +39,10 @@ from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.runs.rundir import NewFolderLock, write_atomically
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.session import StopSignal, open_scorer
+from compass_jax.session import RunState, open_scorer
 from compass_jax.training import step
+from compass_jax.training.building import Building
 from compass_jax.training.learner import Learner
-from compass_jax.training.loop import RLTrainer
 
 # column titles; entropy groups are numbered
 _SHORT = {"clip_frac": "clip", "ratio_dev_max": "|r-1|", "epsilon": "eps", "floor_frac": "floor"}
@@ -116,15 +116,15 @@ def _measure(
     with tempfile.TemporaryDirectory() as scratch:
         config = dataclasses.replace(config, run_dir=scratch)
         with (
-            StopSignal() as stop,
+            RunState() as stop,
             open_scorer(config) as scorer,
             Telemetry(scratch, 1, "rl", writes=is_main_process()) as telemetry,
         ):
             telemetry.note(notice(config.rewards.sandbox))
-            trainer = RLTrainer(config, scorer, stop, telemetry)
+            trainer = Building(config, scorer, stop, telemetry).trainer()
             arrays = trainer.first_rollout()
             diagnostics = [] if arrays is None else probe(trainer.learner, arrays, objectives)[1:]
-            if stop.requested:
+            if stop.interrupted:
                 telemetry.note("stopped on request; there is nothing to save")
                 raise SystemExit(stop.status)
             return diagnostics, trainer.learner.model.columns

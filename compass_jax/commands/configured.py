@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import TypeVar
 
 from compass_jax.aliases import Json, JsonMapping, JsonObject
-from compass_jax.commands.cli import help_text
 from compass_jax.commands.options import Compiling, Configured, Eval, Train, TrainJudge
 from compass_jax.commands.overrides import settings_help
+from compass_jax.commands.parsing import help_text
 from compass_jax.commands.settings import first_settings
 from compass_jax.commands.table import BY_NAME
 from compass_jax.config import ConfigError, RLRunConfig, RunConfig, apply

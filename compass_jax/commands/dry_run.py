@@ -40,7 +40,7 @@ from compass_jax.training.header import (
     sft_method,
     stage_line,
 )
-from compass_jax.training.notices import idle_settings
+from compass_jax.training.idle_settings import idle_settings
 from compass_jax.training.rate_notices import moved_schedule
 from compass_jax.weights import checkpoint
 from compass_jax.weights.start import check_weights

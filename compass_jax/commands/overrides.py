@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from compass_jax.aliases import Json
-from compass_jax.commands.cli import tidy_help
+from compass_jax.commands.parsing import tidy_help
 from compass_jax.commands.settings import class_sentence, describe
 from compass_jax.config import Drafts, RLRunConfig, Seam, StepPolicy, apply
 from compass_jax.config.verifiers import Options

@@ -50,6 +50,7 @@ from compass_jax.config.samplers import SamplersConfig
 from compass_jax.config.sampling import GroupReplayConfig, SamplingConfig
 from compass_jax.config.seam import Seam, seam_class
 from compass_jax.config.sft import SFTConfig
+from compass_jax.config.step_hook import StepHook
 from compass_jax.config.step_policy import StepPolicy
 from compass_jax.config.training import RLConfig, SelectionConfig, ZeroVarianceConfig
 from compass_jax.config.updates import OptimConfig, UpdatesConfig
@@ -99,6 +100,7 @@ __all__ = [
     "Seam",
     "SelectionConfig",
     "ShapingConfig",
+    "StepHook",
     "StepPolicy",
     "TaskSource",
     "UpdatesConfig",

@@ -135,7 +135,8 @@ def decode(data: Json, hint: Hint, key: str) -> Json:
         return data.value(hint, key)
     classes = _dataclasses_of(hint)
     base = next((cls for cls in classes.values() if issubclass(cls, Seam)), None)
-    if base is not None and isinstance(data, dict):
+    if base is not None and isinstance(data, dict | str):
+        data = {NAME: data} if isinstance(data, str) else data
         name = data.get(NAME)
         if not isinstance(name, str):
             raise ConfigError(

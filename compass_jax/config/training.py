@@ -16,6 +16,7 @@ from compass_jax.config.guard import GuardConfig
 from compass_jax.config.ranges import CountOrOff, Fraction, Range, Repeat, Section
 from compass_jax.config.rl_stage import RLStage, check_order
 from compass_jax.config.sampling import GroupReplayConfig, ResamplingConfig, SamplingConfig
+from compass_jax.config.step_hook import StepHook
 from compass_jax.config.step_policy import StepPolicy, default_policy
 from compass_jax.config.updates import UpdatesConfig
 
@@ -103,6 +104,8 @@ class RLConfig(AlgorithmConfig, SamplingConfig, UpdatesConfig):
     """Evaluation interval in steps, with another evaluation at the end; 0: only at the end."""
     guard: GuardConfig = field(default_factory=GuardConfig)
     """Watch for failure signatures."""
+    hooks: tuple[StepHook, ...] = ()
+    """Your own hooks, which are called in each step (docs/howto/hook.md)."""
     stages: tuple[RLStage, ...] = ()
     """Stages that change settings from a step on (docs/concepts/curriculum.md); a stage's objective
     is written like rl.objective.
@@ -125,6 +128,8 @@ class RLConfig(AlgorithmConfig, SamplingConfig, UpdatesConfig):
 
     def _check(self, key: str) -> None:
         super()._check(key)
+        for hook in self.hooks:
+            hook.validate()
         self.check_whole_groups(self.prompts_per_step)
         self._check_correction()
         check(

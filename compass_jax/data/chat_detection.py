@@ -15,6 +15,7 @@ from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.chat.base import AUTO, ChatFormat, any_format, chat_formats
 from compass_jax.config import DataConfig
 from compass_jax.data.templates import TODAY, TemplateFailure, render_chat, strftime_of
+from compass_jax.data.vocabulary import folder_templates, read_config, special_tokens
 
 D = TypeVar("D", bound=DataConfig)
 _QUESTION = {"role": "user", "content": "how is the weather?"}
@@ -95,9 +96,6 @@ def detected_in(
     """Returns the format of a folder's chat template. Raises TokenizerError for a template that
     cannot be read.
     """
-    from compass_jax.data.tokenizer import folder_templates
-    from compass_jax.data.vocabulary import read_config, special_tokens
-
     config = read_config(folder)
     templates = folder_templates(Path(folder), config.chat_template)
     template = templates.get("tool_use", templates.get("default"))

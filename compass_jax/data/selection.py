@@ -5,14 +5,14 @@ arXiv 2506.02177), those likely to vary next, or a share of each difficulty band
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
 from compass_jax.aliases import JsonObject
-from compass_jax.config import RewardConfig, SelectionConfig
-from compass_jax.config.curriculum import WHOLE_RUN, Stage
-from compass_jax.data.difficulty import STRENGTH, UNKNOWN, Measured, PassRates, band_of, distance
+from compass_jax.config import SelectionConfig
+from compass_jax.config.curriculum import Stage
+from compass_jax.data.difficulty import STRENGTH, UNKNOWN, PassRates, band_of, distance
 from compass_jax.data.stream import PromptStream
 from compass_jax.records import Outcome, Prompt
 
@@ -35,7 +35,7 @@ class PromptSelector:
     def __init__(self, seed: int):
         self._seed = seed
         self.skipped = 0  # prompts skipped in the last batch
-        self.notice = ""  # message to the user about the last batch
+        self.tell: Callable[[str], None] = lambda text: None  # prints a line for the user
 
     def next_batch(self, stream: PromptStream, n: int) -> list[Prompt]:
         """Returns the next `n` prompts that are not skipped. After a full pass without enough of
@@ -180,7 +180,7 @@ class BandSelector(PromptSelector):
         self._told: set[int] = set()
 
     def next_batch(self, stream: PromptStream, n: int) -> list[Prompt]:
-        self.notice, start = "", stream.position
+        start = stream.position
         if not self._mix:
             self.skipped = 0
             return stream.next_batch(n)
@@ -230,7 +230,7 @@ class BandSelector(PromptSelector):
             return
         self._told.add(band)
         low, high, share = self._mix[band]
-        self.notice = (
+        self.tell(
             f"rl.stages[{self._number}].mix: a whole pass over the prompts has {borrowed} fewer of"
             f" pass rate {low:g} to {high:g} (band {band}) than its share of {share:g} asks for;"
             " those nearest by pass rate take their place (curriculum/borrowed_prompts). Pass rates"
@@ -258,25 +258,3 @@ class BandSelector(PromptSelector):
         if state["stage"] == self._number:  # counts of another stage are ignored
             self._given, self._drawn = list(state["given"]), list(state["drawn"])
             self._borrowed = state["borrowed"]
-
-
-def prompt_selector(
-    config: SelectionConfig,
-    group_size: int,
-    rewards: RewardConfig,
-    seed: int,
-    stage: Stage = WHOLE_RUN,
-    measured: Iterable[Measured] = (),
-) -> PromptSelector:
-    """Returns the configured selector. `measured` are pass rates from before the run."""
-    if stage.mix is not None:
-        return BandSelector(stage, PassRates(rewards, EARLIER, measured), seed)
-    if config.select:
-        return StreakSelector(config, seed)
-    if config.posterior:
-        from compass_jax.data.posterior import PosteriorSelector
-
-        return PosteriorSelector(config, rewards, seed, measured)
-    if config.curriculum:
-        return CurriculumSelector(group_size, PassRates(rewards, 0.0, measured), seed)
-    return PromptSelector(seed)

@@ -26,8 +26,7 @@ from compass_jax.data.templates import (
     render_chat,
     strftime_of,
 )
-from compass_jax.data.vocabulary import NamedTemplate, TokenizerError, Vocabulary
-from compass_jax.untrusted import read_text
+from compass_jax.data.vocabulary import TokenizerError, Vocabulary, folder_templates
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +35,6 @@ Tools = Sequence[JsonObject]
 Example = tuple[np.ndarray, np.ndarray]  # tokens int32 [t], mask bool [t]
 
 # name of a chat template -> its file, as transformers writes it
-TEMPLATE_FILES = {
-    "default": "chat_template.jinja",
-    "tool_use": "additional_chat_templates/tool_use.jinja",
-}
 _TAIL = 12  # tokens at the end of a prompt that are searched for an opened thought
 MARK = "mark-of-a-turn"  # content of an assistant message in a probe of the template
 
@@ -364,19 +359,6 @@ class Tokenizer(Vocabulary):
     def control_spans(self, text: str) -> list[tuple[int, int]]:
         """Returns (start, end) of each control token that the template wrote into a text."""
         return self._control.spans(text)
-
-
-def folder_templates(folder: Path, named: str | list[NamedTemplate] | None) -> dict[str, str]:
-    """Returns the chat templates of a folder by name: of its files, else of its configuration."""
-    files = {name: folder / path for name, path in TEMPLATE_FILES.items()}
-    templates = {
-        name: read_text(file, error=TokenizerError)
-        for name, file in files.items()
-        if file.is_file()
-    }
-    if templates or named is None:
-        return templates
-    return {"default": named} if isinstance(named, str) else {x.name: x.template for x in named}
 
 
 class _Answer(NamedTuple):

@@ -32,6 +32,11 @@ _Token = Annotated[
     Field(min_length=1),
 ]
 
+TEMPLATE_FILES = {
+    "default": "chat_template.jinja",
+    "tool_use": "additional_chat_templates/tool_use.jinja",
+}
+
 
 class TokenizerError(UserError):
     """A tokenizer folder or chat template cannot be used; the message gives the reason."""
@@ -53,6 +58,19 @@ class TokenizerConfig(BaseModel):
     unk_token: _Token | None = None
     additional_special_tokens: list[_Token] | None = None
     chat_template: str | list[NamedTemplate] | None = None
+
+
+def folder_templates(folder: Path, named: str | list[NamedTemplate] | None) -> dict[str, str]:
+    """Returns the chat templates of a folder by name: of its files, else of its configuration."""
+    files = {name: folder / path for name, path in TEMPLATE_FILES.items()}
+    templates = {
+        name: read_text(file, error=TokenizerError)
+        for name, file in files.items()
+        if file.is_file()
+    }
+    if templates or named is None:
+        return templates
+    return {"default": named} if isinstance(named, str) else {x.name: x.template for x in named}
 
 
 class Vocabulary:

@@ -21,7 +21,7 @@ from compass_jax.config.named import file_of
 from compass_jax.config.pipeline import PipelineConfig, inputs, texts, with_texts
 from compass_jax.config.stages import REFERENCE, Rl, Rows, Sft, Stage, TrainJudge
 from compass_jax.data.files import files_of
-from compass_jax.runs.rundir import MAY_CHANGE, MESHES, write_atomically
+from compass_jax.runs.rundir import FREE_BELOW, MAY_CHANGE, write_atomically
 from compass_jax.untrusted import read_json
 
 WHOLE, FILE, SETTINGS = "config.json", "pipeline.json", "stage.json"
@@ -229,7 +229,7 @@ def _changes(old: Stage, new: Stage) -> str:
     changes = [
         f"{key} was {was!r:.60}, and is {now!r:.60}"
         for key, (was, now) in differences(old, new).items()
-        if (setting := key.removeprefix("run.")) not in FREE and not setting.startswith(MESHES)
+        if (setting := key.removeprefix("run.")) not in FREE and not setting.startswith(FREE_BELOW)
     ]
     more = [f"and {len(changes) - MOST_TOLD} more"] if len(changes) > MOST_TOLD else []
     return "; ".join([*changes[:MOST_TOLD], *more])

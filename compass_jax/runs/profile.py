@@ -24,14 +24,16 @@ def check_steps(span: tuple[int, ...]) -> None:
 
 
 def traced(
-    steps: Iterator[tuple[int, T]],
+    steps: Iterator[T],
+    number_of: Callable[[T], int],
     done: int,
     span: tuple[int, ...],
     directory: str,
     note: Callable[[str], None],
-) -> Generator[tuple[int, T]]:
+) -> Generator[T]:
     """Yields from `steps`, of which step `done` + 1 is the first, and writes a trace of the steps
     `span` (first and last; empty: none) to the folder `profile` of the run's directory.
+    `number_of` returns a step's number.
 
     A run that ends before the last one writes the trace up to its end. Another run in the same
     directory adds its own trace.
@@ -54,7 +56,7 @@ def traced(
             item = next(steps, None)
             if item is None:
                 return
-            step = item[0]
+            step = number_of(item)
             if tracing and step >= last:
                 tracing = False
                 end()

@@ -63,8 +63,8 @@ MAY_CHANGE = frozenset(
     }
 )
 MOST_TOLD = 10  # maximum settings that an error names
-# a checkpoint can resume on any mesh
-MESHES = ("mesh.", "rollout_mesh", "rollout_apart", "samplers.")
+# A checkpoint can resume on any mesh; a hook can be mended or taken out.
+FREE_BELOW = ("mesh.", "rollout_mesh", "rollout_apart", "samplers.", "rl.hooks")
 
 
 class RunDirectoryInUse(CompassError, RuntimeError):
@@ -301,7 +301,7 @@ def check_same_run(old: ScoredConfig, new: ScoredConfig, path: str) -> None:
     changed = {
         k: v
         for k, v in differences(old, new).items()
-        if k not in MAY_CHANGE and not k.startswith(MESHES) and not _equal_values(*v, moved)
+        if k not in MAY_CHANGE and not k.startswith(FREE_BELOW) and not _equal_values(*v, moved)
     }
     if changed:
         entries = [

@@ -1,4 +1,4 @@
-"""A command's process: its streams, and SIGINT (Ctrl-C) and SIGTERM without a `StopSignal`."""
+"""A command's process: its streams, and SIGINT (Ctrl-C) and SIGTERM without a `RunState`."""
 
 from __future__ import annotations
 

@@ -3,49 +3,43 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import time
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterator
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+import jax
+
 from compass_jax.aliases import JsonObject
 from compass_jax.config import RunConfig
-from compass_jax.config.data import HELDOUT
 from compass_jax.config.io import to_plain
-from compass_jax.data.prompts import PromptSet
+from compass_jax.data.prompts import in_words
 from compass_jax.distributed import all_gather_bytes, is_main_process
 from compass_jax.errors import STRICT
-from compass_jax.experience.accuracy import Evaluation
-from compass_jax.experience.evaluate import count_answers, interim_sets, start_sets
-from compass_jax.experience.evaluated import answer_rows, write_evaluation
-from compass_jax.records import Group
+from compass_jax.memory import memory_line
 from compass_jax.rewards.detect import notice
 from compass_jax.rewards.faults import VerifierError
 from compass_jax.runs.machine import record_machine
 from compass_jax.runs.profile import check_steps, traced
-from compass_jax.runs.rundir import (
-    EVALUATION,
-    EVALUATION_FOLDER,
-    EVALUATION_START,
-    write_atomically,
-)
-from compass_jax.runs.telemetry import Telemetry, plain_numbers
+from compass_jax.runs.telemetry import Telemetry
 from compass_jax.samplers.pool import Pool
 from compass_jax.session import (
-    StopSignal,
+    RunState,
     carry_tokenizer,
     code_changes,
     open_run,
     open_scorer,
-    why_stopped,
     with_date,
 )
-from compass_jax.training.header import stage_line
+from compass_jax.training.building import Building
+from compass_jax.training.evaluations import Evaluations
+from compass_jax.training.header import header, rl_method, stage_line
+from compass_jax.training.hooks.base import HookFailed, StepRecord
+from compass_jax.training.hooks.guard import Guard
+from compass_jax.training.hooks.notices import Notices
+from compass_jax.training.idle_settings import idle_stages
 from compass_jax.training.loop import RLTrainer
-from compass_jax.training.notices import idle_stages
 from compass_jax.training.rate_notices import moved_schedule
 from compass_jax.training.stops import never_stop
 from compass_jax.weights import checkpoint
@@ -105,7 +99,7 @@ def rl_steps(
         pool or contextlib.nullcontext(),
         open_scorer(config, config.directory, exchange) as scorer,
         open_run(config) as run,
-        StopSignal() as stop,
+        RunState() as run_state,
         Telemetry(
             config.directory,
             config.rl.steps,
@@ -118,7 +112,7 @@ def rl_steps(
         ) as telemetry,
     ):
         if pool is not None:
-            pool.note, pool.stopped = telemetry.note, stop.requested_here
+            pool.note, pool.stopped = telemetry.note, run_state.interrupted_here
         telemetry.phase("loading")
         telemetry.note(notice(config.rewards.sandbox))
         machine = record_machine(Path(config.directory)) if is_main_process() else []
@@ -130,233 +124,152 @@ def rl_steps(
         result: JsonObject = {"stopped": False, "steps": -1}
         # A stage ends in a checkpoint, and the next one begins like a resumed run.
         while not result["stopped"] and "evaluation" not in result:
-            trainer = partial(RLTrainer, config, scorer, stop, telemetry, printed, pool)
-            result = yield from _run_stage(
-                trainer, stop, telemetry, strict, printed, enough, profile_steps
-            )
+            start = Building(config, scorer, run_state, telemetry, printed, pool)
+            result = yield from _run_stage(start, run_state, strict, printed, enough, profile_steps)
         if pool is not None and not result["stopped"]:
             pool.finish()
-        return result | {"status": stop.status}
+        return result | {"status": run_state.status}
 
 
 def _run_stage(
-    start: Callable[[], RLTrainer],
-    stop: StopSignal,
-    telemetry: Telemetry,
+    start: Building,
+    run_state: RunState,
     strict: bool,
     printed: set[str],
     enough: Callable[[], bool],
     profile_steps: tuple[int, ...],
 ) -> Steps:
-    """Trains to the end of the run's current stage. Its trainer, which `start` returns with its
+    """Trains to the end of the run's current stage. Its trainer, which `start` makes with its
     arrays on the devices, is released afterwards.
     """
-    trainer = start()
+    trainer = start.trainer()
+    config, telemetry = trainer.config, trainer.telemetry
     if strict:
-        trainer.notices.end = partial(stop.end, STRICT)
+        stop = partial(run_state.interrupt, "by --strict", STRICT)
+        trainer.hooks.find(Notices).end = stop
     if "header" not in printed:
         printed.add("header")
-        for line in trainer.header():
+        for line in _header(trainer):
             telemetry.note(line)
-        carry_tokenizer(trainer.config.directory, trainer.config.data.tokenizer)
+        carry_tokenizer(config.directory, config.data.tokenizer)
     if trainer.stage.total:
-        telemetry.note(stage_line(trainer.rl, trainer.config.rollout, trainer.stage))
-    with trainer.checkpoints:
-        return (yield from _run(trainer, telemetry, stop, enough, profile_steps))
-
-
-def _run(
-    trainer: RLTrainer,
-    telemetry: Telemetry,
-    stop: StopSignal,
-    enough: Callable[[], bool],
-    profile_steps: tuple[int, ...],
-) -> Steps:
+        telemetry.note(stage_line(trainer.rl, config.rollout, trainer.stage))
     steps = traced(
         trainer.steps(),
+        lambda step: step.number,
         trainer.done_steps,
         profile_steps,
-        trainer.config.directory,
+        config.directory,
         telemetry.note,
     )
-    with contextlib.closing(steps):
+    with trainer.parts.saved.checkpoints, contextlib.closing(steps):
         try:
-            return (yield from _run_steps(trainer, steps, telemetry, stop, enough))
-        except VerifierError:
-            # Saved, so that the same command continues after the verifier is repaired.
+            return (yield from _run_steps(trainer, steps, enough))
+        except (VerifierError, HookFailed):
+            # Saved, so that the same command continues after the cause is mended.
             trainer.save()
             raise
 
 
+def _header(trainer: RLTrainer) -> list[str]:
+    """Returns the run's first lines."""
+    config, prompts = trainer.config, trainer.parts.prompts
+    return header(
+        config,
+        f"{len(prompts.stream):,} prompts, {in_words(prompts.evaluated, config.data)}",
+        sum(x.size for x in jax.tree.leaves(trainer.learner.params)),
+        trainer.done_steps,
+        config.rl.steps,
+        memory_line(config, config.rl),
+        rl_method(config.rl, config.rollout),
+    )
+
+
 def _run_steps(
-    trainer: RLTrainer,
-    steps: Generator[tuple[int, dict[str, float]]],
-    telemetry: Telemetry,
-    stop: StopSignal,
-    enough: Callable[[], bool],
+    trainer: RLTrainer, steps: Iterator[StepRecord], enough: Callable[[], bool]
 ) -> Steps:
-    config, saved = trainer.config, trainer.done_steps
+    telemetry, run_state, rl = trainer.telemetry, trainer.run_state, trainer.rl
+    saved, evaluations = trainer.done_steps, Evaluations(trainer)
     metrics: dict[str, float] = {}
-    evaluated: _Evaluated | None = None
-    if trainer.evaluated and config.evaluation.start and not trainer.done_steps:
-        sets = start_sets(trainer.evaluated, config)
-        # The first rollout warns of uninformative rewards.
-        evaluated = _evaluate(trainer, sets, warns=False)
-        telemetry.note(f"before the first step, {evaluated.result.line()}")
-        if line := _start_in_words(trainer.evaluated, evaluated.result):
-            telemetry.note(line)
-        else:
-            trainer.guard.of_evaluation(0, evaluated.rewards())
-        _keep_evaluation(trainer, evaluated, EVALUATION_START)
-    trainer.guard.refuse_parted(config.directory)
-    finished, began = enough(), time.perf_counter()
-    for step, metrics in () if finished else steps:
-        every = config.rl.eval_every
-        due = step in config.evaluation.at or (every and step % every == 0)
-        if trainer.evaluated and due:
-            try:
-                evaluated = _evaluate(trainer, interim_sets(trainer.evaluated, config))
-            except VerifierError:
-                # The step is complete: only its evaluation failed.
-                telemetry.log(step, metrics)
-                raise
-            telemetry.note(f"step {step}, {evaluated.result.line()}")
-            metrics |= evaluated.result.metrics()
-            trainer.guard.of_evaluation(step, evaluated.rewards())
+    evaluations.at_start()
+    trainer.hooks.find(Guard).refuse_parted(trainer.config.directory)
+    _end_if(enough, run_state)
+    began = time.perf_counter()
+    for step in () if run_state.ended else steps:
+        metrics = step.metrics
+        try:
+            metrics |= evaluations.between(step.number)
+        except VerifierError:
+            # The step is complete: only its evaluation failed.
+            telemetry.log(step.number, metrics)
+            raise
         now = time.perf_counter()
         metrics["time/step_s"], began = now - began, now
         # Without the final evaluation, so that the line is the same wherever the run ends.
-        telemetry.log(step, metrics, trainer.histograms)
-        _act_on_parting(trainer, telemetry)
-        if trainer.guard.ended:
-            evaluated = None  # it measured the policy that was replaced
-        finished = enough() or trainer.guard.ended
-        if (
-            step == trainer.stage.end
-            or finished
-            or stop.requested
-            or (config.rl.save_every and step % config.rl.save_every == 0)
-        ):
+        telemetry.log(step.number, metrics, step.histograms)
+        if step.failure is not None:
+            raise step.failure
+        if _fell_back(trainer):
+            evaluations.forget()
+        _end_if(enough, run_state)
+        due = rl.save_every and step.number % rl.save_every == 0
+        ends = step.number == trainer.stage.end or run_state.ended or run_state.interrupted
+        if due or ends:
             trainer.save(wait=False)
-            saved = step
+            saved = step.number
         try:
-            yield Step(step, {name: float(value) for name, value in metrics.items()})
+            yield Step(step.number, {name: float(value) for name, value in metrics.items()})
         except GeneratorExit:
-            if saved != step:
+            if saved != step.number:
                 trainer.save()
-            telemetry.note(f"left after step {step}, which is saved; the same call continues")
+            telemetry.note(
+                f"left after step {step.number}, which is saved; the same call continues"
+            )
             raise
         began = time.perf_counter()
-        if finished:
+        if run_state.ended:
             break
     if trainer.interrupted:
         telemetry.note(
-            f"stopped {why_stopped(stop)} in step {trainer.done_steps + 1}: the checkpoint has"
+            f"stopped {run_state.why} in step {trainer.done_steps + 1}: the checkpoint has"
             f" {trainer.done_steps} whole steps and {trainer.buffer.finished} finished rollouts of"
             " the next; the same command continues"
         )
         return {"steps": trainer.done_steps, "stopped": True, **metrics}
     if trainer.done_steps != saved:
         trainer.save(wait=False)
-    finished = finished or trainer.guard.ended or trainer.done_steps >= config.rl.steps
-    if stop.requested and not finished:
+    if run_state.ended or trainer.done_steps >= rl.steps:
+        result = evaluations.last()
+        return {"steps": trainer.done_steps, "stopped": False, "evaluation": result, **metrics}
+    if run_state.interrupted:
         telemetry.note(
-            f"stopped {why_stopped(stop)} after step {trainer.done_steps}; the same command"
-            " continues"
+            f"stopped {run_state.why} after step {trainer.done_steps}; the same command continues"
         )
-        return {"steps": trainer.done_steps, "stopped": True, **metrics}
-    if not finished:
-        return {"steps": trainer.done_steps, "stopped": False, **metrics}
-    result = _last_evaluation(trainer, telemetry, evaluated) if trainer.evaluated else None
-    return {"steps": trainer.done_steps, "stopped": False, "evaluation": result, **metrics}
+    return {"steps": trainer.done_steps, "stopped": run_state.interrupted, **metrics}
 
 
-def _act_on_parting(trainer: RLTrainer, telemetry: Telemetry) -> None:
-    """Does what rl.guard.action says where reward and gold label parted in the last step."""
-    guard = trainer.guard
+def _end_if(enough: Callable[[], bool], run_state: RunState) -> None:
+    """Ends the run if its caller has enough."""
+    if enough():
+        run_state.end("by its caller")
+
+
+def _fell_back(trainer: RLTrainer) -> bool:
+    """Does what rl.guard.action says where reward and gold label parted in the last step; returns
+    whether the run ends with an earlier policy.
+    """
+    guard = trainer.hooks.find(Guard)
     if guard.parted != trainer.done_steps:
-        return
+        return False
     if guard.config.action == "stop":
         trainer.save()
         guard.refuse_parted(trainer.config.directory)
-    if guard.config.action == "restore":
-        telemetry.note(
-            f"rl.guard.action = 'restore': the run ends after step {trainer.done_steps} with the"
-            f" policy of step {trainer.fall_back()}"
-        )
-
-
-@dataclass(frozen=True)
-class _Evaluated:
-    """An evaluation of the weights after `step` steps. complete: of all prompts."""
-
-    step: int
-    result: Evaluation
-    rows: list[JsonObject]
-    complete: bool
-
-    def rewards(self) -> dict[str, float]:
-        """Returns the mean reward of the sampled answers to each held-out prompt, by its id."""
-        known = {
-            str(row["id"]): [x["reward"] for x in row["samples"][:-1] if x["outcome"] == "ok"]
-            for row in self.rows
-            if row["set"] == HELDOUT
-        }
-        return {key: sum(values) / len(values) for key, values in known.items() if values}
-
-
-def _last_evaluation(
-    trainer: RLTrainer, telemetry: Telemetry, latest: _Evaluated | None
-) -> Evaluation:
-    """Evaluates the trained policy by the settings of the last stage, unless `latest` is of these
-    weights. The run directory keeps its metrics, and its answers for `compass show` and `compass
-    compare`.
-    """
-    if latest is None or not latest.complete or latest.step != trainer.done_steps:
-        latest = _evaluate(trainer, trainer.evaluated)
-        telemetry.note(latest.result.line())
-    _keep_evaluation(trainer, latest, EVALUATION_FOLDER)
-    if is_main_process():
-        summary = {"step": trainer.done_steps, "metrics": plain_numbers(latest.result.metrics())}
-        file = Path(trainer.config.directory) / EVALUATION
-        write_atomically(file, json.dumps(summary, indent=2) + "\n")
-    return latest.result
-
-
-def _start_in_words(sets: Sequence[PromptSet], result: Evaluation) -> str:
-    """Returns a line on the sets of which the evaluation before the first step had a part; empty
-    where it had all.
-    """
-    parts = [
-        f"{result.sets[one.name].prompts} of {len(one.prompts):,} prompts of {one.name}"
-        f" (standard error {result.sets[one.name].avg_at_k_se:.3f})"
-        for one in sets
-        if result.sets[one.name].prompts < len(one.prompts)
-    ]
-    if not parts:
-        return ""
-    return (
-        f"  that is {', '.join(parts)}, so that training begins soon; the last evaluation has"
-        " all of them; evaluation.start_prompts sets the number"
+    if guard.config.action != "restore":
+        return False
+    step, guard.ended = trainer.fall_back(guard.last_sound), True
+    trainer.run_state.end("by rl.guard")
+    trainer.telemetry.note(
+        f"rl.guard.action = 'restore': the run ends after step {trainer.done_steps} with the"
+        f" policy of step {step}"
     )
-
-
-def _evaluate(trainer: RLTrainer, sets: Sequence[PromptSet], warns: bool = True) -> _Evaluated:
-    """Evaluates the policy on `sets`."""
-    rows: list[JsonObject] = []
-
-    def keep(set_name: str, groups: list[Group]) -> None:
-        rows.extend(answer_rows(set_name, groups, trainer.collect.turns.response))
-
-    complete = count_answers(sets) == count_answers(trainer.evaluated)
-    return _Evaluated(trainer.done_steps, trainer.evaluate(sets, keep, warns), rows, complete)
-
-
-def _keep_evaluation(trainer: RLTrainer, evaluated: _Evaluated, name: str) -> None:
-    """Writes answers and summary into the folder `name` of the run."""
-    if is_main_process():
-        config = trainer.config
-        folder = Path(config.directory) / name
-        folder.mkdir(exist_ok=True)
-        weights = f"{config.directory}, step {evaluated.step}"
-        write_evaluation(folder, evaluated.result, evaluated.rows, config, weights)
+    return True

@@ -44,7 +44,7 @@ from compass_jax.runs.machine import record_machine
 from compass_jax.runs.profile import check_steps, traced
 from compass_jax.runs.telemetry import Telemetry
 from compass_jax.session import (
-    StopSignal,
+    RunState,
     carry_tokenizer,
     load_tokenizer,
     newest_checkpoint,
@@ -71,7 +71,7 @@ class SFTTrainer:
 
     STAGE = "sft"
 
-    def __init__(self, config: RunConfig, stop: StopSignal, telemetry: Telemetry):
+    def __init__(self, config: RunConfig, stop: RunState, telemetry: Telemetry):
         self.config, self.sft, self.stop, self.telemetry = config, config.sft, stop, telemetry
         self.tokenizer = load_tokenizer(config)
         placement = placements(config.mesh, None, False)[0]
@@ -161,7 +161,7 @@ class SFTTrainer:
 
     def steps(self) -> Iterator[tuple[int, dict[str, float]]]:
         """Runs the remaining updates; yields (step, metrics) after each."""
-        while self.done_steps < self.sft.steps and not self.stop.requested:
+        while self.done_steps < self.sft.steps and not self.stop.interrupted:
             started = time.perf_counter()
             self.telemetry.phase("training")
             before = self.stream.state()
@@ -225,7 +225,7 @@ class SFTTrainer:
     def _update(self, examples: Sequence[Tree]):
         """Runs one update, with its gradient summed over micro-batches."""
         total, parts = None, list[Diagnostics]()
-        for arrays in stoppable(lambda: self.stop.requested, self.micro_batches(examples), parts):
+        for arrays in stoppable(lambda: self.stop.interrupted, self.micro_batches(examples), parts):
             grads, diagnostics = self.gradients(*arrays)
             total = step.add(total, grads)
             del grads  # frees their memory before the next forward and backward
@@ -261,7 +261,7 @@ def run_sft(
     config = with_date(config)
     with (
         open_run(config) as run,
-        StopSignal() as stop,
+        RunState() as stop,
         Telemetry(
             config.directory,
             config.sft.steps,
@@ -286,17 +286,17 @@ def run_sft(
 
 
 def _run(
-    trainer: SFTTrainer, log: Telemetry, stop: StopSignal, profile_steps: tuple[int, ...]
+    trainer: SFTTrainer, log: Telemetry, stop: RunState, profile_steps: tuple[int, ...]
 ) -> JsonObject:
     sft, saved = trainer.sft, trainer.done_steps
     last: dict[str, float] = {}
     every = sft.save_every
     directory = trainer.config.directory
     for number, last in traced(
-        trainer.steps(), trainer.done_steps, profile_steps, directory, log.note
+        trainer.steps(), lambda x: x[0], trainer.done_steps, profile_steps, directory, log.note
     ):
         log.log(number, last)
-        if (every and number % every == 0) or number == sft.steps or stop.requested:
+        if (every and number % every == 0) or number == sft.steps or stop.interrupted:
             trainer.save(wait=False)
             saved = number
     if trainer.done_steps != saved:

@@ -71,7 +71,7 @@ class ProgramObject:
     def __init__(self, reference: Reference):
         object.__setattr__(self, "_compass", reference)
 
-    def __call__(self, *args: Json, **kwargs: Json) -> Json:
+    def __call__(self, *args: object, **kwargs: object) -> Json:
         """Calls the object."""
         return self._compass.link.call(self, args, kwargs, False)
 
@@ -89,7 +89,7 @@ class ProgramObject:
             raise AttributeError(f"{name}: an object of the program is not asked this")
         return self._compass.link.request("getattr", (self, name))
 
-    def __setattr__(self, name: str, value: Json) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         """Sets an attribute."""
         self._compass.link.request("setattr", (self, name, value))
 
@@ -107,7 +107,7 @@ class ProgramObject:
             return item
         raise StopIteration
 
-    def __contains__(self, value: Json) -> bool:
+    def __contains__(self, value: object) -> bool:
         """Returns whether an item equals a value."""
         return any(item is value or item == value for item in self)
 
@@ -161,7 +161,7 @@ def _add_operators() -> None:
         return lambda self, *args: self._compass.link.request(operation, (self, *args))
 
     def binary(operation: str, reflected: bool) -> Callable[..., Json]:
-        def apply(self: ProgramObject, value: Json) -> Json:
+        def apply(self: ProgramObject, value: object) -> Json:
             if not self._compass.is_new and not isinstance(value, ProgramObject):
                 return NotImplemented
             pair = (value, self) if reflected else (self, value)
@@ -185,12 +185,12 @@ class ProgramClass(ProgramObject):
 
     __slots__ = ()
 
-    def __instancecheck__(self, value: Json) -> bool:
+    def __instancecheck__(self, value: object) -> bool:
         """Returns whether an object of the program is one of this class."""
         known = isinstance(value, ProgramObject)
         return known and bool(self._compass.link.request("isinstance", (value, self)))
 
-    def __subclasscheck__(self, value: Json) -> bool:
+    def __subclasscheck__(self, value: object) -> bool:
         """Returns whether a class of the program is derived from this one."""
         known = isinstance(value, ProgramObject)
         return known and bool(self._compass.link.request("issubclass", (value, self)))
@@ -250,7 +250,7 @@ class Link:
         """Returns the result of a call."""
         return self.request("call", (function, *args), kwargs, in_place or self._in_place)
 
-    def items(self, iterator: Json) -> Iterator[Json]:
+    def items(self, iterator: object) -> Iterator[Json]:
         """Yields the items of a program's iterator, which may be a generator."""
         sent = None
         while items := self.request("next", (iterator,) if sent is None else (iterator, sent)):

@@ -13,9 +13,10 @@ import pytest
 from test_config_ranges import whole_run
 from tiny_run import tiny_run
 
-from compass_jax import __version__, errors, session
-from compass_jax.commands.cli import help_text, main, parse
+from compass_jax import __version__, errors
+from compass_jax.commands.cli import main
 from compass_jax.commands.overrides import override, settings_help
+from compass_jax.commands.parsing import help_text, parse
 from compass_jax.commands.settings import FIRST, field_docs, first_settings, settings
 from compass_jax.commands.table import BY_NAME, overview
 from compass_jax.config import ConfigError, Objective, TaskSource
@@ -158,7 +159,7 @@ def test_every_command_describes_its_options_and_the_exit_statuses(name):
     assert [x for field in hints for x in faults(field, docs[field], hints[field])] == []
     text = help_text(name)
     statuses = [int(n) for n in re.findall(r"^  (\d+) ", text.partition("exit status:\n")[2], re.M)]
-    expected = {0, errors.CompassError.exit_status, ConfigError.exit_status, session.STRICT}
+    expected = {0, errors.CompassError.exit_status, ConfigError.exit_status, errors.STRICT}
     assert sorted(statuses) == sorted(expected | set(signals.STATUSES))
     assert max(map(len, text.splitlines())) <= 80 and f"  {name} " in overview()
     assert max(map(len, overview().splitlines())) <= 80

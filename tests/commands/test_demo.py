@@ -12,7 +12,7 @@ from rich.console import Console
 from tokenizers import Tokenizer
 
 from compass_jax.commands import demo
-from compass_jax.commands.cli import parse
+from compass_jax.commands.parsing import parse
 from compass_jax.config.io import read_config
 from compass_jax.experience.evaluate import Evaluation
 from compass_jax.experience.paired import read_summary

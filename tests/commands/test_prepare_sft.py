@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from compass_jax.commands.cli import main, parse
+from compass_jax.commands.cli import main
+from compass_jax.commands.parsing import parse
 from compass_jax.config.prepare import PrepareConfig
 
 GOOD = {"messages": [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]}

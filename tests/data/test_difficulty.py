@@ -10,7 +10,8 @@ import pytest
 from compass_jax.config import RewardConfig, SelectionConfig
 from compass_jax.config.curriculum import Stage
 from compass_jax.data.difficulty import Measured, PassRates, band_of, distance, label_of
-from compass_jax.data.selection import BandSelector, prompt_selector
+from compass_jax.data.selection import BandSelector
+from compass_jax.data.selectors import prompt_selector
 from compass_jax.data.stream import PromptStream
 from compass_jax.records import Outcome, Prompt
 
@@ -67,11 +68,11 @@ def test_a_pass_rate_is_the_prompts_own_then_its_labels_then_one_half():
 @pytest.mark.parametrize("size", [1, 7, 10])
 def test_each_band_has_its_share_to_within_one_prompt_after_every_batch(size):
     band_selector, stream, drawn = selector(), PromptStream(PROMPTS, 3), []
+    band_selector.tell = pytest.fail
     for _ in range(40):
         drawn += bands(band_selector.next_batch(stream, size))
         for i, (*_, share) in enumerate(MIX):
             assert abs(drawn.count(i) - share * len(drawn)) < 1
-    assert band_selector.notice == ""
 
 
 def test_prompts_of_a_band_come_in_the_streams_order_and_all_of_them_within_a_pass():
@@ -92,7 +93,8 @@ def test_what_a_band_lacks_comes_from_the_nearest_is_counted_and_told_once():
     prompts of other bands have the rates 0.125 and 0.875, which are equally far, then 0 and 1.
     """
     few = [p for p in PROMPTS if RATES[p.id] != 0.5 or p.id in (2, 3, 8, 9)]
-    band_selector, stream = selector(), PromptStream(few, 3)
+    band_selector, stream, told = selector(), PromptStream(few, 3), []
+    band_selector.tell = told.append
     chosen = band_selector.next_batch(stream, 30)
     assert len({p.id for p in chosen}) == 30
     counts = [bands(chosen).count(i) for i in range(3)]
@@ -101,14 +103,10 @@ def test_what_a_band_lacks_comes_from_the_nearest_is_counted_and_told_once():
     assert set(borrowed) <= {0.125, 0.875}
     assert band_selector.metrics()["curriculum/borrowed_prompts"] == 11
     assert band_selector.metrics()["curriculum/band_1_share"] == pytest.approx(4 / 30)
-    assert (
-        "has 11 fewer of pass rate 0.3 to 0.7 (band 1) than its share of 0.5"
-        in band_selector.notice
-    )
+    (line,) = told
+    assert "has 11 fewer of pass rate 0.3 to 0.7 (band 1) than its share of 0.5" in line
     band_selector.next_batch(stream, 30)
-    assert (
-        band_selector.notice == "" and band_selector.metrics()["curriculum/borrowed_prompts"] == 22
-    )
+    assert told == [line] and band_selector.metrics()["curriculum/borrowed_prompts"] == 22
     band_selector.update([], 1.0)
     assert band_selector.metrics() == {}
 

@@ -9,7 +9,7 @@ import pytest
 from compass_jax.config import ConfigError, RewardConfig, ZeroVarianceConfig
 from compass_jax.data.difficulty import Measured
 from compass_jax.data.posterior import PosteriorSelector, coverage, fit_prior
-from compass_jax.data.selection import prompt_selector
+from compass_jax.data.selectors import prompt_selector
 from compass_jax.data.stream import PromptStream
 from compass_jax.records import Outcome, Prompt
 

@@ -9,7 +9,8 @@ import pytest
 
 from compass_jax.config import RewardConfig, SelectionConfig, ZeroVarianceConfig
 from compass_jax.data.difficulty import PassRates
-from compass_jax.data.selection import CurriculumSelector, StreakSelector, prompt_selector
+from compass_jax.data.selection import CurriculumSelector, StreakSelector
+from compass_jax.data.selectors import prompt_selector
 from compass_jax.data.stream import PromptStream
 from compass_jax.records import Outcome, Prompt
 

@@ -14,7 +14,8 @@ import pytest
 from pages import NEEDS, ROOT, blocks, words
 
 from compass_jax import library
-from compass_jax.commands.cli import main, parse
+from compass_jax.commands.cli import main
+from compass_jax.commands.parsing import parse
 from compass_jax.runs.metric_table import metric_help
 
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

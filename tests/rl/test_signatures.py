@@ -19,7 +19,7 @@ from compass_jax.rl.signatures import (
     spike_size,
     trend,
 )
-from compass_jax.training.guard import Guard
+from compass_jax.training.hooks.guard import Guard
 
 RNG = np.random.default_rng(0)
 WINDOWS = {n: RNG.normal(size=(5, n)) + np.linspace(0, -2, n) for n in (4, 9, 16)}

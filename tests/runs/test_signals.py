@@ -72,11 +72,11 @@ def test_a_signal_in_a_callback_that_swallows_what_is_raised_ends_the_command_al
 
 def test_a_second_signal_ends_a_run_that_is_about_to_stop(tmp_path):
     body = """
-        from compass_jax.session import StopSignal
+        from compass_jax.session import RunState
 
-        with StopSignal() as stop:
+        with RunState() as stop:
             os.kill(os.getpid(), signal.SIGINT)
-            print(stop.requested, stop.status)
+            print(stop.interrupted, stop.status)
             try:
                 os.kill(os.getpid(), signal.SIGTERM)
             finally:

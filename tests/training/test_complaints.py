@@ -16,7 +16,8 @@ from tiny_run import tiny_run
 from compass_jax.model.moe import empty_routes
 from compass_jax.records import Rollout
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.training.loop import RLTrainer
+from compass_jax.session import RunState
+from compass_jax.training.building import Building
 from compass_jax.training.rl import run_rl
 from compass_jax.weights.checkpoint import CheckpointError
 
@@ -55,14 +56,15 @@ def test_at_learning_rate_zero_nothing_drifts(tmp_path, monkeypatch):
         )
 
 
-class Trainer(RLTrainer):
+class Trainer:
     """A trainer without a rollout, which saves and restores samples that are made by hand."""
 
     def __init__(self, config):
         with Telemetry(config.directory, 1, "rl") as telemetry:
-            super().__init__(
-                config, SimpleNamespace(workers=SimpleNamespace(tried_rows=set())), None, telemetry
-            )
+            scorer = SimpleNamespace(workers=SimpleNamespace(tried_rows=set()))
+            trainer = Building(config, scorer, RunState(), telemetry).trainer()
+        self.buffer, self.rl, self.save = trainer.buffer, trainer.rl, trainer.save
+        self.stream = trainer.parts.prompts.stream
 
     def interrupt(self, routes):
         """Saves the state of a stop in step 1 with rows 0 and 5 finished, of 12 and 30 tokens."""

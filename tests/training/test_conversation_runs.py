@@ -14,7 +14,8 @@ from published_templates import END, FAMILIES, VOCAB, write_folder
 from tiny_run import tiny_run
 
 from compass_jax.config import DataConfig, SFTConfig, TaskSource
-from compass_jax.training import loop
+from compass_jax.training import building
+from compass_jax.training.loop import StepFailed
 from compass_jax.training.rl import run_rl
 from compass_jax.training.sft import run_sft
 from compass_jax.weights import checkpoint
@@ -87,7 +88,7 @@ def rl_config(folder, name):
 @pytest.fixture
 def brief(monkeypatch):
     """Changes the initial parameters so that a turn ends with probability 1/5 at every token."""
-    real = loop.first_parameters
+    real = building.first_parameters
 
     def first_parameters(config, model, tell):
         params = real(config, model, tell)
@@ -96,7 +97,7 @@ def brief(monkeypatch):
         params["head"] = params["head"].at[:, END].add(0.14)
         return params
 
-    monkeypatch.setattr(loop, "first_parameters", first_parameters)
+    monkeypatch.setattr(building, "first_parameters", first_parameters)
 
 
 QUICK = ("qwen3", "gpt_oss")
@@ -164,7 +165,7 @@ def test_a_step_of_failures_alone_stops_the_run_with_the_cause_and_goes_on_once_
     config = rl_config(tmp_path, "qwen3")
     template = tmp_path / "tokenizer" / "chat_template.jinja"
     template.write_text(REFUSES_TOOLS)
-    with pytest.raises(loop.StepFailed, match=r"all 4 samples of a step failed.*no tools here"):
+    with pytest.raises(StepFailed, match=r"all 4 samples of a step failed.*no tools here"):
         run_rl(config)
     assert not (tmp_path / "runs" / "metrics.jsonl").exists(), "no step is done"
     assert checkpoint.latest(config.directory) == 0

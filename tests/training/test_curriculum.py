@@ -16,7 +16,8 @@ from compass_jax.config.curriculum import at_step
 from compass_jax.experience.accuracy import Evaluation
 from compass_jax.runs.rundir import ConfigMismatch
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.training import rl
+from compass_jax.training import building
+from compass_jax.training.evaluations import Evaluated, Evaluations
 from compass_jax.training.rl import run_rl
 from compass_jax.weights import checkpoint
 
@@ -105,7 +106,7 @@ def test_a_changed_schedule_is_refused_by_name(undisturbed_run):
 
 def test_a_stage_leaves_nothing_of_its_trainer(tmp_path, monkeypatch):
     """Otherwise the devices would hold the weights of two stages at the same time."""
-    collected, real = [], rl.RLTrainer
+    collected, real = [], building.RLTrainer
 
     def make_trainer(*args):
         collected.append(all(one() is None for one in trainers))
@@ -114,7 +115,7 @@ def test_a_stage_leaves_nothing_of_its_trainer(tmp_path, monkeypatch):
         return trainer
 
     trainers: list[weakref.ref] = []
-    monkeypatch.setattr(rl, "RLTrainer", make_trainer)
+    monkeypatch.setattr(building, "RLTrainer", make_trainer)
     gc.disable()
     try:
         run_rl(staged(tmp_path, steps=2, stages=(RLStage(), RLStage(1, group_size=6))))
@@ -123,17 +124,20 @@ def test_a_stage_leaves_nothing_of_its_trainer(tmp_path, monkeypatch):
     assert collected == [True, True]
 
 
-def test_the_last_evaluation_says_the_length_limit_of_its_stage(tmp_path):
+def test_the_last_evaluation_says_the_length_limit_of_its_stage(tmp_path, monkeypatch):
     """`compass compare` checks this limit, which is 8 tokens in this stage and 16 before it."""
     evaluation = Evaluation(2, 0, math.nan, math.nan, math.nan, 0)
+    notices: list[str] = []
     trainer = SimpleNamespace(
         config=at_step(staged(tmp_path), 4),
         done_steps=4,
-        evaluated=[],
-        evaluate=lambda sets, keep, warns: evaluation,
+        telemetry=SimpleNamespace(note=notices.append),
+        parts=SimpleNamespace(prompts=SimpleNamespace(evaluated=["a set"])),
     )
-    notices = []
-    result = rl._last_evaluation(trainer, SimpleNamespace(note=notices.append), None)
+    evaluations = Evaluations(trainer)
+    complete = Evaluated(4, evaluation, [], complete=True)
+    monkeypatch.setattr(evaluations, "_evaluate", lambda sets: complete)
+    result = evaluations.last()
     summary = json.loads((tmp_path / "evaluation" / "summary.json").read_text())
     assert result is evaluation and notices == [evaluation.line()]
     assert summary["settings"]["max_new_tokens"] == 8 == STAGES[1].max_new_tokens

@@ -10,6 +10,7 @@ from logged import lines
 from tiny_run import tiny_run
 
 from compass_jax.commands.overrides import override
+from compass_jax.config import apply
 from compass_jax.training.rl import run_rl
 
 
@@ -53,6 +54,23 @@ def test_the_callback_of_its_page_writes_a_file(train, tmp_path):
     rows = [line.split() for line in (tmp_path / "rewards.txt").read_text().splitlines()]
     assert [row[0] for row in rows] == ["1", "2"] and {row[2] for row in rows} == {"4"}
     assert [float(row[1]) for row in rows] == pytest.approx([x["reward/mean"] for x in metrics])
+
+
+def test_the_hook_of_its_page_ends_a_run_and_keeps_its_state(tmp_path):
+    """A run of three steps is continued, and ends three steps after the last rise."""
+    file = write_code("hook.md", "stalled.py", tmp_path)
+    base = dataclasses.replace(tiny_run("odd_verifiers:coin"), run_dir=str(tmp_path / "run"))
+    hook = [{"name": f"{file}:StopWhenStalled", "metric": "grad_norm", "steps": 3}]
+    settings = {"rl.hooks": hook, "rl.optim.learning_rate": 0.0, "data.eval_prompts": 0}
+    for steps in (3, 40):
+        run_rl(apply(base, {**settings, "rl.steps": steps}))
+    metrics = [row["metrics"] for row in lines(tmp_path / "run", "metrics")]
+    norms = [x["grad_norm"] for x in metrics]
+    assert 3 < len(norms) < 40 and norms.index(max(norms)) == len(norms) - 4
+    best, since = 0.0, 0
+    for step in metrics:  # the state came over the restart after step 3
+        best, since = (step["grad_norm"], 0) if step["grad_norm"] > best else (best, since + 1)
+        assert step.get("stalled/steps", 0) == since
 
 
 def test_lion_by_its_import_path(train):

@@ -26,7 +26,7 @@ from compass_jax.config.stages import Rl
 from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rollout.drafts import Lenient
-from compass_jax.training.notices import idle_settings, idle_stages
+from compass_jax.training.idle_settings import idle_settings, idle_stages
 
 ROOT = Path(__file__).parents[2]
 PODS = sorted((ROOT / "configs").glob("*x*x*.py")) + sorted((ROOT / "configs").glob("*_16x16.py"))
@@ -66,7 +66,7 @@ def named_settings(config):
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
 def test_each_setting_of_a_shipped_configuration_acts(file, monkeypatch):
     """The notices are those on the configuration's devices: a pod's have an 8-bit type."""
-    monkeypatch.setattr("compass_jax.training.notices.kind_for", lambda chip: "int8")
+    monkeypatch.setattr("compass_jax.training.idle_settings.kind_for", lambda chip: "int8")
     named = named_settings(load_config(str(file)).validate_for_rl())
     assert set(named) == REASONS.get(file.stem, {}).keys()
 

@@ -10,34 +10,45 @@ from tiny_run import tiny_run
 
 from compass_jax.data.prompts import PromptSet
 from compass_jax.runs.rundir import EVALUATION, EVALUATION_FOLDER
-from compass_jax.training import rl
+from compass_jax.session import RunState
+from compass_jax.training import evaluations, rl
+from compass_jax.training.hooks.base import Hooks, StepRecord
+from compass_jax.training.hooks.guard import Guard
 from compass_jax.training.stops import never_stop
 
 
 class Trainer:
     """A trainer of two steps that records its evaluations; its other parts do nothing."""
 
-    evaluated = (PromptSet("heldout", ["a", "b", "c"], 1, 1.0),)
-    interrupted, histograms = False, None
-    stage = SimpleNamespace(end=2)
-    collect = SimpleNamespace(turns=SimpleNamespace(response=str))
-    guard = SimpleNamespace(
-        parted=0,
-        ended=False,
-        refuse_parted=lambda directory: None,
-        of_evaluation=lambda step, rewards: None,
-    )
+    interrupted, stage = False, SimpleNamespace(end=2)
+    collect = SimpleNamespace(turns=SimpleNamespace(response=str), engine=None, scorer=None)
 
-    def __init__(self, config):
-        self.config, self.done_steps, self.evaluations = config, 0, []
+    def __init__(self, config, note):
+        self.config, self.rl, self.done_steps, self.evaluations = config, config.rl, 0, []
+        self.telemetry = SimpleNamespace(
+            note=note, log=lambda *_: None, phase=lambda *_: None, writes=False
+        )
+        self.run_state = RunState()
+        self.hooks = Hooks([Guard(config.rl.guard, 2, config.rewards, lambda *_: None)])
+        sets = [PromptSet("heldout", ["a", "b", "c"], 1, 1.0)]
+        self.parts = SimpleNamespace(
+            prompts=SimpleNamespace(evaluated=sets),
+            tokenizer=None,
+            weights=SimpleNamespace(params=None),
+        )
 
     def steps(self):
         for self.done_steps in (1, 2):
-            yield self.done_steps, {"loss": 1.0}
+            yield StepRecord(self.done_steps, [], None, metrics={"loss": 1.0})
 
-    def evaluate(self, sets, keep, warns=True):
+    def evaluate(self, *, sets, **_):
         self.evaluations.append((self.done_steps, "".join(sets[0].prompts)))
-        return SimpleNamespace(line=lambda: "avg@4 50%", metrics=lambda: {"eval/x": 0.5}, sets={})
+        return SimpleNamespace(
+            line=lambda: "avg@4 50%", metrics=lambda: {"eval/x": 0.5}, sets={}, warning=""
+        )
+
+    def await_rollout(self):
+        pass
 
     def save(self, *, wait=True):
         pass
@@ -55,16 +66,16 @@ class Trainer:
     ],
 )
 def test_each_weights_are_evaluated_once(tmp_path, monkeypatch, every, prompts, expected):
-    monkeypatch.setattr(rl, "write_evaluation", lambda *_: None)
-    monkeypatch.setattr(rl, "_start_in_words", lambda sets, result: "")
     config = tiny_run()
     steps = dataclasses.replace(config.rl, steps=2, eval_every=every)
     start = dataclasses.replace(config.evaluation, start=True, prompts=prompts)
     config = dataclasses.replace(config, run_dir=str(tmp_path), rl=steps, evaluation=start)
-    trainer, lines = Trainer(config), []
-    telemetry = SimpleNamespace(note=lines.append, log=lambda *_: None)
-    stop = SimpleNamespace(requested=False)
-    steps = rl._run_steps(trainer, trainer.steps(), telemetry, stop, never_stop)
+    lines: list[str] = []
+    trainer = Trainer(config, lines.append)
+    monkeypatch.setattr(evaluations, "evaluate", trainer.evaluate)
+    monkeypatch.setattr(evaluations, "write_evaluation", lambda *_: None)
+    monkeypatch.setattr(evaluations, "start_in_words", lambda sets, result: "")
+    steps = rl._run_steps(trainer, trainer.steps(), never_stop)
     with pytest.raises(StopIteration) as end:
         while True:
             next(steps)

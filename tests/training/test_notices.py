@@ -22,7 +22,8 @@ from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.runs.telemetry import Telemetry
 from compass_jax.training import rl, step
-from compass_jax.training.notices import Notices, floor_share, gap_violation, idle_settings
+from compass_jax.training.hooks.notices import Notices, floor_share, gap_violation
+from compass_jax.training.idle_settings import idle_settings
 from compass_jax.training.rl import run_rl
 
 ROOT = Path(__file__).parents[2]
@@ -90,7 +91,7 @@ def test_auto_that_finds_nothing_is_said(monkeypatch):
     assert [
         "rollout.quantize = 'auto': no 8-bit type" in text for text in idle_settings(auto, 100, 3)
     ] == [True]
-    monkeypatch.setattr("compass_jax.training.notices.kind_for", lambda chip: "int8")
+    monkeypatch.setattr("compass_jax.training.idle_settings.kind_for", lambda chip: "int8")
     assert idle_settings(auto, 100, 3) == []
 
 

@@ -31,7 +31,7 @@ from compass_jax.rl.objectives.cispo import Cispo
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo, dapo, dr_grpo
 from compass_jax.rl.objectives.gspo import Gspo
-from compass_jax.training.callbacks import CallbackFailed
+from compass_jax.training.hooks.base import HookFailed
 from compass_jax.training.rl import run_rl
 
 MINE = """
@@ -158,7 +158,7 @@ def test_a_callback_gets_each_step_with_its_groups_and_metrics(user_file, tmp_pa
 def test_a_callback_that_fails_ends_the_run_with_its_name(user_file, tmp_path):
     config = tiny_run("odd_verifiers:coin")
     config = dataclasses.replace(config, run_dir=str(tmp_path / "run"))
-    with pytest.raises(CallbackFailed, match=r"mine\.py:broken failed after step 1: KeyError"):
+    with pytest.raises(HookFailed, match=r"mine\.py:broken failed after step 1: KeyError"):
         run_rl(dataclasses.replace(config, callbacks=(f"{user_file}:broken",)))
     with pytest.raises(ConfigError, match="has no write_stp; did you mean write_step"):
         run_rl(dataclasses.replace(config, callbacks=(f"{user_file}:write_stp",)))

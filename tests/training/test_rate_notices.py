@@ -12,8 +12,8 @@ from tiny_run import tiny_run
 from compass_jax.config import GuardConfig, OptimConfig, RewardConfig, RLConfig, SFTConfig
 from compass_jax.config.lora import LoRAConfig
 from compass_jax.presets import default_rate, preset
-from compass_jax.training.guard import Guard
 from compass_jax.training.header import rl_method, sft_method
+from compass_jax.training.hooks.guard import Guard
 from compass_jax.training.rate_notices import hardly_moves, moved_schedule
 from compass_jax.training.rl import run_rl
 

@@ -13,8 +13,8 @@ from tiny_run import tiny_run
 
 from compass_jax.config import ConfigError, GuardConfig, RewardConfig, RLConfig
 from compass_jax.records import Group, Prompt, Score
-from compass_jax.training.guard import Audit, Guard, RewardExploited, audit
-from compass_jax.training.notices import Notices
+from compass_jax.training.hooks.guard import Audit, Guard, RewardExploited, audit
+from compass_jax.training.hooks.notices import Notices
 from compass_jax.training.rl import run_rl
 from compass_jax.weights import checkpoint
 
@@ -242,7 +242,7 @@ def test_a_run_goes_back_to_the_policy_from_before_they_parted(tmp_path, capsys)
     for was, now in zip(weights_at(config, sound_step), weights_at(config, last_step), strict=True):
         np.testing.assert_array_equal(was, now)
     meta = checkpoint.read_meta(config.run_dir)
-    assert meta["guard"]["ended"] and meta["guard"]["parted"] == last_step
+    assert meta["hooks"]["guard"]["ended"] and meta["hooks"]["guard"]["parted"] == last_step
     run_rl(config)  # it has ended: no step is repeated
     assert lines(tmp_path / "run") == metrics
     before = numbers(tmp_path / "run"), weights_at(config, last_step)

@@ -26,7 +26,7 @@ from compass_jax.pipeline.train_judge import Rated, run_train_judge
 from compass_jax.rewards.faults import VerifierError
 from compass_jax.rewards.scalar import ScalarJudge, tie_margin, verdicts
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.session import StopSignal
+from compass_jax.session import RunState
 from compass_jax.training import step
 from compass_jax.training.own_judge import ScalarModel
 from compass_jax.training.rl import run_rl
@@ -112,7 +112,7 @@ def test_a_threshold_of_ties_is_the_one_that_fits_best():
 def test_no_split_into_micro_batches_changes_the_gradient(tmp_path):
     def total(**options):
         config = configured(tmp_path, router_aux_coef=0.0, **options)
-        trainer = ScalarTrainer(config, StopSignal(), Telemetry(tmp_path, 1, "scalar"))
+        trainer = ScalarTrainer(config, RunState(), Telemetry(tmp_path, 1, "scalar"))
         examples = trainer.stream.next_batch(16)
         grads, shapes = None, []
         for arrays in trainer.micro_batches(examples):

@@ -20,7 +20,7 @@ from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.model.transformer import init_params
 from compass_jax.runs.rundir import RunDirectoryGone
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.session import StopSignal
+from compass_jax.session import RunState
 from compass_jax.training import optim, step
 from compass_jax.training.optim import TrainingDiverged
 from compass_jax.training.sft import SFTTrainer, run_sft
@@ -171,7 +171,7 @@ def trainer(tmp_path_factory):
     config = configured(
         directory, router_aux_coef=0.0, optim=OptimConfig(learning_rate=1e-3, clip_grad_norm=1e9)
     )
-    return SFTTrainer(config, StopSignal(), Telemetry(directory, 1, "sft"))
+    return SFTTrainer(config, RunState(), Telemetry(directory, 1, "sft"))
 
 
 def gradient_of(trainer, examples, monkeypatch, micro_batch_tokens=104 * 8):

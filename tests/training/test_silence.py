@@ -14,6 +14,7 @@ from tiny_run import tiny_run
 
 from compass_jax.config import DataConfig, FileSource, RewardConfig, TaskSource
 from compass_jax.config.verifiers import looked_for
+from compass_jax.errors import STRICT
 from compass_jax.experience.judged import (
     ALL_RIGHT,
     ALL_WRONG,
@@ -30,8 +31,7 @@ from compass_jax.experience.judged import (
 )
 from compass_jax.records import Group, Prompt, Rollout, Score
 from compass_jax.rewards.checks import changed, code_of
-from compass_jax.session import STRICT
-from compass_jax.training.notices import Notices
+from compass_jax.training.hooks.notices import Notices
 from compass_jax.training.rl import run_rl
 
 REWARDS = RewardConfig()
@@ -159,7 +159,7 @@ def test_the_first_rollout_is_told_and_later_ones_only_where_no_answer_is_found(
         notices.of_rewards(groups_of(score), decode)
     assert len(messages) == 3 and "any of the 2 responses of a rollout" in messages[2]
     Notices(config_with(), messages.append).of_rewards(groups_of(RIGHT), decode)
-    assert "1 all right" in messages[3] and not notices.ended
+    assert "1 all right" in messages[3]
     assert messages[4].startswith(
         "warning: all 2 responses of the first rollout are right: every advantage of the verifiers"
         " is 0\n  looked for: "
@@ -191,9 +191,10 @@ def test_a_rollout_without_advantages_is_warned_of_once_and_only_where_a_run_beg
 def test_strict_ends_over_all_right_and_not_over_a_rollout_that_varies_by_chance_in_no_group():
     for groups, ends in ((groups_of(RIGHT), True), ([*groups_of(RIGHT), *groups_of(WRONG)], False)):
         notices = Notices(config_with(), lambda text: None)
-        notices.end = lambda: None
+        ended: list[bool] = []
+        notices.end = lambda ended=ended: ended.append(True)
         notices.of_rewards(groups, decode)
-        assert notices.ended == ends
+        assert ended == [True] * ends
 
 
 def test_a_run_that_goes_on_has_no_first_rollout_and_is_warned_all_the_same():

@@ -7,21 +7,10 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 
-import jax
 import numpy as np
 
-from compass_jax.config import (
-    DataConfig,
-    Objective,
-    RewardConfig,
-    RLConfig,
-    RLRunConfig,
-    RolloutConfig,
-    ScalarJudgeConfig,
-    ShapingConfig,
-)
+from compass_jax.config import RLRunConfig
 from compass_jax.experience.judged import (
     NO_GROUP_VARIES,
     NOTHING_EXTRACTED,
@@ -35,197 +24,17 @@ from compass_jax.experience.judged import (
     unknown_reasons,
     verdicts_in_words,
 )
-from compass_jax.experience.step_policies.screening import Screening
-from compass_jax.model.quantize import kind_for
 from compass_jax.records import Group, Rollout
-from compass_jax.rewards.checks import gold_places, judged_sources
 from compass_jax.rl.bucketing import best_buckets, padding_frac, plan
 from compass_jax.rl.grouping import UNIFORM_WITHIN
-from compass_jax.rl.objectives.grpo import Grpo
+from compass_jax.training.hooks.base import Hook, StepRecord
+from compass_jax.training.idle_settings import idle_settings
 from compass_jax.training.learner import Learner
 from compass_jax.training.rate_notices import hardly_moves
 
 # steps whose lengths are collected; share of tokens that other buckets must save for a notice
 WATCHED_STEPS, MIN_SAVED_PADDING = 4, 0.05
 MIN_FLOOR_SHARE = 0.5  # share of tokens on ESPO's floor for a notice
-
-
-def idle_settings(config: RLRunConfig, prompts: int, labels: int) -> list[str]:
-    """Returns notices about valid settings that cannot act in this run, each with the reason and
-    the remedy.
-
-    Args:
-        config: of the run, or of one of its stages.
-        prompts: number of prompts in one pass over the data.
-        labels: number of their different labels (data/difficulty.py).
-    """
-    rl, notices = config.rl, []
-    if rl.replay != "off" and not config.model.moe_layers:
-        notices.append(
-            f"rl.replay = {rl.replay!r}: the model has no MoE layers, so there are no routes to"
-            " replay; it runs as with 'off'"
-        )
-    if rl.updates_per_rollout == rl.epochs == 1 and _clip_matters(rl.objective):
-        notices.append(
-            f"rl.objective: the clip of {rl.objective.name} cannot act, because the only update of"
-            " a rollout begins at the policy that it is compared with; raise rl.updates_per_rollout"
-            " or rl.epochs"
-        )
-    if config.rollout.quantize == "auto" and _eight_bit(config.rollout) == "off":
-        notices.append(
-            "rollout.quantize = 'auto': no 8-bit type is known to be faster on this device; it runs"
-            " as with 'off'"
-        )
-    mesh = config.rollout_mesh or config.mesh
-    if config.rollout.slots % (shards := mesh.devices // mesh.tensor):
-        notices.append(
-            f"rollout.slots = {config.rollout.slots}: {shards} devices share the slots, and not"
-            f" equally, so that several decode the same ones; make it a multiple of {shards}"
-        )
-    if gold_places(config.data) and rl.steps < rl.guard.window:
-        notices.append(
-            f"rl.guard.window = {rl.guard.window}: rl.steps = {rl.steps} never fill it, so that a"
-            " reward that rises while the gold label falls is not seen; lower rl.guard.window"
-        )
-    rollouts = rl.steps * rl.prompts_per_round
-    if rl.zero_variance.select and rollouts <= prompts:
-        notices.append(
-            f"rl.zero_variance.select: skips prompts by their earlier results, and {rollouts}"
-            f" rollouts are not more than one pass over {prompts} prompts: it will skip none; raise"
-            " rl.steps"
-        )
-    repeated = any(source.repeat > 1 for source in config.data.sources)
-    if rl.drafts is not None and rollouts <= prompts and not repeated:
-        notices.append(
-            f"rl.drafts.name = {rl.drafts.name!r}: drafts are answers of a prompt's last visit, and"
-            f" {rollouts} rollouts are not more than one pass over {prompts} prompts: no draft will"
-            " be used; raise rl.steps"
-        )
-    if rl.zero_variance.curriculum and labels == 1:
-        notices.append(
-            "rl.zero_variance.curriculum: all prompts have the same label, so that only a prompt's"
-            " own earlier result tells it from another; give data sources labels by task or"
-            " difficulty"
-        )
-    return (
-        notices
-        + _idle_rewards(rl, config.rewards, config.data)
-        + _idle_training(config)
-        + idle_stages(rl)
-    )
-
-
-def _clip_matters(objective: Objective) -> bool:
-    """Returns whether a clip without effect is likely to be a mistake. It is none for GRPO with the
-    default clip, which is then the plain policy gradient.
-    """
-    usual = Grpo()
-    clips = ("clip_low", "clip_high", "dual_clip")
-    return not isinstance(objective, Grpo) or any(
-        getattr(objective, name) != getattr(usual, name) for name in clips
-    )
-
-
-def _idle_rewards(rl: RLConfig, rewards: RewardConfig, data: DataConfig) -> list[str]:
-    """Returns notices about growth, screening, replay of groups and shaping."""
-    notices = []
-    judged = judged_sources(data)
-    if isinstance(rewards.judge, ScalarJudgeConfig) and len(judged) == len(data.sources):
-        if rl.zero_variance.grow_to:
-            notices.append(
-                f"rl.zero_variance.grow_to = {rl.zero_variance.grow_to}: groups grow whose rewards"
-                " are equal, and those of a scalar reward model never are; set it to 0"
-            )
-        if isinstance(rl.policy, Screening):
-            notices.append(
-                f"rl.step_policy.name = {rl.policy.name!r}: groups stop whose rewards are equal,"
-                " and those of a scalar reward model never are; set it to none"
-            )
-        if rl.group_replay.acts:
-            notices.append(
-                f"rl.group_replay.groups = {rl.group_replay.groups}: groups are replaced whose"
-                " rewards are equal, and those of a scalar reward model never are; set it to 0"
-            )
-    usual = ShapingConfig()
-    for penalty, settings in _PENALTIES.items():
-        changed = [name for name in settings if _of(rl.shaping, name) != _of(usual, name)]
-        if changed and not _of(rl.shaping, penalty):
-            notices.append(
-                f"rl.shaping.{changed[0]} = {_of(rl.shaping, changed[0])}: rl.shaping.{penalty} is"
-                " 0, so that nothing is taken off; raise it, or leave both out"
-            )
-    return notices
-
-
-_PENALTIES = {
-    "length_penalty": ("length_free_tokens",),
-    "repetition_penalty": ("repetition_ngram",),
-    "overlong_penalty": ("overlong_buffer_tokens",),
-}
-
-
-def _of(settings: ShapingConfig, name: str) -> float:
-    return getattr(settings, name)
-
-
-def _eight_bit(rollout: RolloutConfig) -> str:
-    """Returns the 8-bit type of the rollout's weights on this device, or "off"."""
-    kind = rollout.quantize
-    return kind_for(jax.devices()[0].device_kind) if kind == "auto" else kind
-
-
-def _idle_training(config: RLRunConfig) -> list[str]:
-    """Returns notices about the correction, the warm-up and the evaluation."""
-    rl, notices = config.rl, []
-    exact = config.compute.dtype == config.rollout_compute.dtype == "float32"
-    rounded = _eight_bit(config.rollout) != "off" or config.rollout.kv_quantize != "off"
-    # Samples come from an older policy or from another temperature.
-    off_policy = rl.one_step_off or rl.policy.carries or rl.zero_variance.grow_temperature != 1
-    off_policy = off_policy or rl.group_replay.acts
-    if rl.correction.acts and exact and not rounded and not off_policy:
-        notices.append(
-            f"rl.correction.name = {rl.correction.name!r}: rollout and training compute the same"
-            " policy in float32, so that every weight is 1 but for rounding; it is for 8-bit or"
-            " bfloat16 rollouts, rl.one_step_off, rl.partial_prompts, rl.group_replay and"
-            " grow_temperature"
-        )
-    if rl.optim.warmup_steps >= rl.total_updates:
-        notices.append(
-            f"rl.optim.warmup_steps = {rl.optim.warmup_steps}: the run has {rl.total_updates}"
-            " updates, so that the learning rate is never reached; lower it"
-        )
-    if not config.data.evaluated:
-        settings = {"rl.eval_every": rl.eval_every, "evaluation.at": config.evaluation.at}
-        notices += [
-            f"{name} = {value}: data.eval_prompts is 0 and data.eval_sets is empty, so that there"
-            " is nothing to evaluate on; raise the one or name a set"
-            for name, value in settings.items()
-            if value
-        ]
-    elif unreached := [step for step in config.evaluation.at if step > rl.steps]:
-        notices.append(
-            f"evaluation.at = {config.evaluation.at}: the run ends after {rl.steps} steps"
-            f" (rl.steps) and never comes to {', '.join(map(str, unreached))}; leave out what lies"
-            " beyond, or raise rl.steps"
-        )
-    return notices
-
-
-def idle_stages(rl: RLConfig) -> list[str]:
-    """Returns notices about stages that never begin or that change nothing."""
-    notices = []
-    for i, stage in enumerate(rl.stages):
-        if stage.after_steps >= rl.steps:
-            notices.append(
-                f"rl.stages[{i}]: it begins after {stage.after_steps} steps, and the run ends after"
-                f" {rl.steps} (rl.steps): it has 0 steps; raise rl.steps"
-            )
-        elif i and replace(rl.stages[i - 1], after_steps=stage.after_steps) == stage:
-            notices.append(
-                f"rl.stages[{i}]: it has the settings of the stage before it, so that nothing"
-                " changes where it begins; leave it out"
-            )
-    return notices
 
 
 def gap_violation(rewards: Sequence[float], smallest_gap: float) -> tuple[float, float] | None:
@@ -251,10 +60,14 @@ def floor_share(metrics: Mapping[str, float]) -> float:
     return total
 
 
-class Notices:
+class Notices(Hook):
     """Prints each notice once. `tell` prints a line above the progress; `printed` has the notices
-    already printed in this run, and is extended; `done_steps` is the step at which the run resumes.
+    already printed in this run, and is extended; `done_steps` is the step at which the run resumes;
+    `text_of` returns a response as text; `rows_multiple` is the number of devices that share the
+    rows of a micro-batch.
     """
+
+    name = "notices"
 
     def __init__(
         self,
@@ -262,21 +75,35 @@ class Notices:
         tell: Callable[[str], None],
         printed: set[str] | None = None,
         done_steps: int = 0,
+        text_of: Callable[[Rollout], str] = str,
+        rows_multiple: int = 1,
     ):
         self._config, self._tell = config, tell
+        self._text_of, self._rows_multiple = text_of, rows_multiple
         self._printed = set() if printed is None else printed
         self._lengths: list[np.ndarray] = []
         # whether a rollout's rewards were checked, and whether the run is new
         self._looked, self._begins = False, done_steps == 0
         # called by a warning about uninformative rewards if it must end the run
         self.end: Callable[[], None] | None = None
-        self.ended = False
+
+    def on_groups(self, step: StepRecord) -> None:
+        """Prints notices on the rewards, and adds counts of the groups to the metrics."""
+        self.of_rewards(step.groups, self._text_of)
+        step.metrics |= self.of_groups(step.groups)
+
+    def on_arrays(self, step: StepRecord) -> None:
+        """Collects the lengths of the step's rows."""
+        self.of_lengths(step.filled.lengths, self._rows_multiple)
+
+    def on_metrics(self, step: StepRecord) -> None:
+        """Prints a notice on the clip."""
+        self.of_update(step.metrics)
 
     def warn(self, text: str) -> None:
         """Prints a warning about uninformative rewards once; it may end the run."""
         self.print_of_kind(text, text)
         if self.end is not None:
-            self.ended = True
             self.end()
 
     def print_once(self, text: str) -> None:

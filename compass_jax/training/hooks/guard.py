@@ -21,6 +21,7 @@ from compass_jax.rl.signatures import (
     spike_size,
     trend,
 )
+from compass_jax.training.hooks.base import Hook, StepRecord
 
 T = TypeVar("T")
 MIN_EVALUATED = 20  # held-out prompts, for a notice on their rewards
@@ -54,7 +55,7 @@ def _is_audited(score: Score) -> bool:
     return score.known and GOLD in score.components
 
 
-class Guard:
+class Guard(Hook):
     """The numbers of the latest steps and the failures found in them; all are in the checkpoint.
 
     `level` is the level of one test (rl.guard.false_alarms over the number of tests of the run).
@@ -62,6 +63,8 @@ class Guard:
     `last_sound` is the last step before the window of that test. `ended` is true if the run ended
     there with an earlier policy.
     """
+
+    name = "guard"
 
     def __init__(
         self,
@@ -86,6 +89,14 @@ class Guard:
         # step and mean reward of each prompt, by its id, of the first whole evaluation
         self._first: tuple[int, dict[str, float]] | None = None
         self.parted, self.last_sound, self.ended = 0, 0, False
+
+    def on_metrics(self, step: StepRecord) -> None:
+        """Adds the guard's metrics, and prints notices."""
+        step.metrics |= self.of_step(step.number, step.groups, step.metrics)
+
+    def on_evaluation(self, number: int, rewards: Mapping[str, float]) -> None:
+        """Compares the held-out prompts' rewards with those of the first evaluation."""
+        self.of_evaluation(number, rewards)
 
     def of_step(
         self, step: int, groups: Sequence[Group], metrics: Mapping[str, float]

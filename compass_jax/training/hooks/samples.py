@@ -15,11 +15,14 @@ from compass_jax.experience.token_rows import evenly_spaced, token_rows
 from compass_jax.records import Group
 from compass_jax.runs.telemetry import Telemetry
 from compass_jax.serving.text import text_pieces
+from compass_jax.training.hooks.base import Hook, StepRecord
 from compass_jax.training.trace import TokenTrace
 
 
-class SampleLog:
+class SampleLog(Hook):
     """Writes samples according to `log` and `show_samples_every`."""
+
+    name = "samples"
 
     def __init__(
         self,
@@ -35,6 +38,14 @@ class SampleLog:
         self._every, self._tokenizer = show_every, tokenizer
         self._text_of = turns_of(tokenizer, rollout).response
         self._telemetry = telemetry
+
+    def on_arrays(self, step: StepRecord) -> None:
+        """Creates the recorder of the logged groups' tokens."""
+        step.trace = self.trace(len(step.groups))
+
+    def on_metrics(self, step: StepRecord) -> None:
+        """Writes the step's samples."""
+        self.write(step.number, step.groups, step.trace, step.update.ages)
 
     def trace(self, groups: int) -> TokenTrace | None:
         """Returns the recorder of the logged groups' tokens; None if tokens are not logged."""

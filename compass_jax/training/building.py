@@ -1,0 +1,187 @@
+"""Makes a trainer: opens the engine, the prompts and the hooks of a run's stage, and continues from
+its newest checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from compass_jax.config import RunConfig
+from compass_jax.config.curriculum import at_step, stage_at
+from compass_jax.data.difficulty import label_of
+from compass_jax.data.keep import kept_prompts
+from compass_jax.data.prompts import evaluation_sets, fitting, train_prompts
+from compass_jax.data.selectors import prompt_selector
+from compass_jax.data.stream import PromptStream
+from compass_jax.experience.collect import Collector, new_buffer
+from compass_jax.experience.drafts import check_turns
+from compass_jax.experience.evaluate import turns_of
+from compass_jax.experience.history import PromptHistory
+from compass_jax.memory import check_drafts, check_kept_groups
+from compass_jax.model.params import training_layout
+from compass_jax.model.transformer import Transformer
+from compass_jax.rewards.joined import AnyScorer, check_rows
+from compass_jax.rollout.engine import Engine
+from compass_jax.runs.telemetry import Telemetry
+from compass_jax.samplers.pool import Pool
+from compass_jax.samplers.remote import RemoteEngine
+from compass_jax.session import RunState, load_tokenizer, newest_checkpoint
+from compass_jax.sharding import Placement, placements
+from compass_jax.training.hand_over import RolloutWeights
+from compass_jax.training.hooks.base import Hook, Hooks
+from compass_jax.training.hooks.callbacks import Callbacks
+from compass_jax.training.hooks.guard import Guard
+from compass_jax.training.hooks.notices import Notices
+from compass_jax.training.hooks.own import own_hooks
+from compass_jax.training.hooks.samples import SampleLog
+from compass_jax.training.hooks.step_metrics import PermutedRewards, StepMetrics
+from compass_jax.training.learner import Learner
+from compass_jax.training.loop import RLTrainer
+from compass_jax.training.own_judge import PolicyJudge
+from compass_jax.training.parts import Parts, Prompts
+from compass_jax.training.saved import SavedRun, Stateful
+from compass_jax.weights.checkpoint import Checkpoints
+from compass_jax.weights.start import first_parameters, vocab_rows
+
+
+class Building:
+    """A run's stage while its trainer is made.
+
+    Args:
+        printed: notices that this run has printed; new ones are added.
+        pool: the samplers of config.samplers.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        scorer: AnyScorer,
+        run_state: RunState,
+        telemetry: Telemetry,
+        printed: set[str] | None = None,
+        pool: Pool | None = None,
+    ):
+        self.newest = newest_checkpoint(config.directory, telemetry.note)
+        self.done = 0 if self.newest is None else self.newest.manifest.step
+        self.stage = stage_at(config.rl, self.done)
+        check_drafts(config.rl)
+        self.config = config = at_step(config, self.done)
+        self.rl = config.rl
+        check_kept_groups(config, config.rl)
+        self.scorer, self.run_state, self.telemetry = scorer, run_state, telemetry
+        self.printed, self.pool = printed, pool
+
+    def trainer(self) -> RLTrainer:
+        """Returns a trainer that continues the run from its newest checkpoint, to the end of its
+        stage (config/curriculum.py).
+        """
+        config, rl = self.config, self.rl
+        train, rollout = placements(config.mesh, config.local_rollout_mesh, config.rollout_apart)
+        self.tokenizer = load_tokenizer(config)
+        engine = self._engine(rollout)
+        turns = turns_of(self.tokenizer, config.rollout)
+        multiple = 1 if train is None else train.rows_multiple
+        tell, printed = self.telemetry.note, self.printed
+        self.notices = Notices(config, tell, printed, self.done, turns.response, multiple)
+        prompts, history = self._prompts(), PromptHistory()
+        hooks = Hooks([*self._hooks(prompts)])
+        checkpoints = Checkpoints(config.directory, config.model, config.keep_checkpoints)
+        if rl.guard.action == "restore":
+            # the policy from before the guard's window
+            checkpoints.needed_step = hooks.find(Guard).before_window
+        posterior = prompts.selector.posterior
+        settings = rl.sampling, config.rewards, config.seed
+        lengths = history.expected_length
+        collect = Collector(engine, self.scorer, turns, lengths, *settings, posterior=posterior)
+        buffer = new_buffer(engine, rl.sampling)
+        self.notices.at_start(len(prompts.stream), len(prompts.labels))
+        stateful: dict[str, Stateful] = {
+            "stream": prompts.stream,
+            "history": history,
+            "selector": prompts.selector,
+            "telemetry": self.telemetry,
+        }
+        saved = SavedRun(config, checkpoints, collect, buffer, prompts.stream, stateful, hooks)
+        judge = PolicyJudge(config, self.scorer, engine, self.tokenizer)
+        weights = RolloutWeights(engine, judge)
+        layout = training_layout(config.compute)
+        columns = self.tokenizer.vocab_size
+        learner = self._learner(
+            Transformer(config.model, config.compute, layout, train, columns), saved
+        )
+        if hooks.find(Guard).ended:
+            self.run_state.end("by rl.guard")
+        parts = Parts(
+            prompts,
+            self.tokenizer,
+            history,
+            collect,
+            buffer,
+            learner,
+            weights,
+            saved,
+            hooks,
+        )
+        return RLTrainer(self.stage, self.done, parts, self.telemetry, self.run_state)
+
+    def _engine(self, rollout: Placement | None) -> Engine:
+        """Returns the engine of this process's devices, or that of the samplers."""
+        config = self.config
+        settings = config.model, config.rollout_compute, config.rollout
+        tokens = self.tokenizer.end_ids, rollout, self.tokenizer.vocab_size
+        if self.pool is None:
+            return Engine(*settings, *tokens)
+        mesh = config.rollout_mesh or config.mesh
+        return RemoteEngine(self.pool, *settings, mesh, *tokens, self.rl.drafts)
+
+    def _prompts(self) -> Prompts:
+        """Reads the prompts, and checks that the verifiers can judge their rows."""
+        config, tell = self.config, self.notices.print_once
+        longest = config.rollout.prompt_buckets[-1]
+        prompts = train_prompts(config.data, self.tokenizer, config.seed, tell)
+        prompts = fitting(prompts, longest, config.data.overlong, tell)
+        prompts, filter_tokens, measured = kept_prompts(prompts, config.data.keep_file)
+        evaluated = evaluation_sets(config, self.tokenizer, tell)
+        heldout = (prompt for one in evaluated for prompt in one.prompts)
+        check_rows(self.scorer, config.data, [*prompts, *heldout])
+        check_turns(self.rl.drafts, prompts)
+        repeats = [source.repeat for source in config.data.sources]
+        selector = prompt_selector(
+            self.rl.zero_variance,
+            self.rl.group_size,
+            config.rewards,
+            config.seed,
+            self.stage,
+            measured,
+        )
+        selector.tell = tell
+        stream = PromptStream(prompts, config.seed, repeats)
+        labels = {label_of(prompt) for prompt in prompts}
+        return Prompts(stream, selector, evaluated, labels, filter_tokens)
+
+    def _hooks(self, prompts: Prompts) -> Iterator[Hook]:
+        """Yields the run's hooks in the order in which they are called."""
+        config, rl, notices = self.config, self.rl, self.notices
+        if rl.permute_rewards:
+            yield PermutedRewards(config.seed)
+        yield notices
+        yield StepMetrics(prompts, config.rewards, rl.shaping, self.stage)
+        steady = rl.zero_variance.posterior
+        yield Guard(rl.guard, rl.steps, config.rewards, notices.print_of_kind, steady)
+        every, telemetry = config.show_samples_every, self.telemetry
+        yield SampleLog(config.log, rl.capacity, every, config.rollout, self.tokenizer, telemetry)
+        yield Callbacks(config.callbacks)
+        yield from own_hooks(rl.hooks)
+
+    def _learner(self, model: Transformer, saved: SavedRun) -> Learner:
+        """Restores the run, or starts its learner anew."""
+        config, tell = self.config, self.notices.print_once
+        if self.newest is not None:
+            return saved.restore(self.newest, model, tell)
+        params = first_parameters(config, model, tell)
+        learner = Learner.start(config.learner, model, params, config.directory)
+        self.notices.of_start(learner)
+        saved.vocab_rows = vocab_rows(config.init_from, config.model.family, model.columns)
+        # Drops the lines of a run that was killed before its first checkpoint.
+        self.telemetry.restore(None)
+        return learner

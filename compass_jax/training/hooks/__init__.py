@@ -1,0 +1,1 @@
+"""What a run does beside its steps: one hook a file."""

@@ -1,0 +1,139 @@
+"""Hooks: what a run does beside its steps, each in a file of its own.
+
+All are called in the order in which training/building.py lists them, on the main thread of every
+process; only process 0 writes files. With `rl.one_step_off` the rollout of step n + 1 begins before
+the updates of step n, so that `before_rollout(n + 1)` comes before `on_metrics` of n, and a
+checkpoint's state is read after that rollout has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+
+from compass_jax.aliases import JsonMapping, JsonObject
+from compass_jax.errors import CompassError
+from compass_jax.experience.metrics import Bins
+from compass_jax.experience.replay import UpdateGroups
+from compass_jax.records import Group, StepArrays
+from compass_jax.training.trace import TokenTrace
+
+Rewards = Mapping[str, float]  # mean reward of each prompt, by its id
+
+
+class HookFailed(CompassError, RuntimeError):
+    """A hook raised an error; the message names it, and the cause has the traceback."""
+
+
+@dataclass
+class StepRecord:
+    """One step, filled in as it proceeds: a hook finds in it what came before its call."""
+
+    number: int  # from 1
+    groups: list[Group]  # that the step sampled
+    update: UpdateGroups  # that it trains on
+    version: int = 0  # the policy's, before the updates
+    arrays: StepArrays | None = None
+    trace: TokenTrace | None = None  # of the tokens that are logged
+    advantage: np.ndarray = field(default_factory=lambda: np.zeros(0))  # [b], of each response
+    metrics: dict[str, float] = field(default_factory=dict)
+    histograms: dict[str, Bins] = field(default_factory=dict)
+    failure: HookFailed | None = None  # of a hook after the update: the run ends, with the step
+    end: Callable[[str], None] = lambda why: None  # ends the run after the step; why, as "by ..."
+
+    @property
+    def filled(self) -> StepArrays:
+        """The arrays of a step that has them."""
+        assert self.arrays is not None
+        return self.arrays
+
+
+class Hook:
+    """The base of hooks: each method does nothing. `name` is unique in a run."""
+
+    name: str = ""
+
+    def before_rollout(self, number: int) -> None:
+        """Runs before step `number` draws its first prompt."""
+
+    def on_groups(self, step: StepRecord) -> None:
+        """Runs with the groups that the step sampled."""
+
+    def on_arrays(self, step: StepRecord) -> None:
+        """Runs with the arrays that the step trains on, which it may change in place."""
+
+    def after_update(self, step: StepRecord) -> None:
+        """Runs after the step's updates, with their metrics, before the weights' sync."""
+
+    def on_metrics(self, step: StepRecord) -> None:
+        """Runs with all metrics of a finished step, and may add others."""
+
+    def on_evaluation(self, number: int, rewards: Rewards) -> None:
+        """Runs with the mean reward of each held-out prompt, by its id, after step `number`
+        (0: before the first), if all prompts of the sets or those between steps were evaluated.
+        """
+
+    def state(self) -> JsonObject:
+        """Returns the state for a checkpoint."""
+        return {}
+
+    def restore(self, state: JsonObject, number: int) -> None:
+        """Returns to the state of the checkpoint after step `number`."""
+
+
+H = TypeVar("H", bound=Hook)
+
+
+class Hooks:
+    """A run's hooks, called in order."""
+
+    def __init__(self, hooks: Sequence[Hook]):
+        self._hooks = hooks
+        names = [hook.name for hook in hooks]
+        if len(set(names)) < len(names):
+            raise ValueError(f"hooks: two have one name: {', '.join(names)}")
+
+    def find(self, kind: type[H]) -> H:
+        """Returns the hook of a class."""
+        return next(hook for hook in self._hooks if isinstance(hook, kind))
+
+    def call(self, method: Callable[..., None], *arguments: StepRecord | int | Rewards) -> None:
+        """Calls a method of the class Hook on each hook. Raises HookFailed for the first error."""
+        for hook in self._hooks:
+            try:
+                getattr(hook, method.__name__)(*arguments)
+            except CompassError:
+                raise
+            except Exception as error:
+                raise HookFailed(
+                    f"{hook.name}: {method.__name__} failed: {type(error).__name__}: {error}; the"
+                    " run was saved: mend it or remove it, then run the same command again"
+                ) from error
+
+    def finish(self, method: Callable[..., None], step: StepRecord) -> None:
+        """Calls a method after the update. An error becomes the step's `failure`: the weights have
+        changed, so that the step is logged and saved before the run ends.
+        """
+        try:
+            self.call(method, step)
+        except HookFailed as error:
+            step.failure = step.failure or error
+
+    def state(self) -> JsonObject:
+        """Returns the states of the hooks that have one, by name."""
+        return {hook.name: state for hook in self._hooks if (state := hook.state())}
+
+    def restore(self, states: JsonMapping, number: int, tell: Callable[[str], None]) -> None:
+        """Restores each hook's state by its name; `tell` gets a line for a state of no hook, and
+        for a hook without one that begins anew.
+        """
+        for hook in self._hooks:
+            if hook.name in states:
+                hook.restore(states[hook.name], number)
+            elif hook.state():
+                tell(f"the checkpoint has no state of the hook {hook.name!r}, which begins anew")
+        for name in sorted(set(states) - {hook.name for hook in self._hooks}):
+            tell(f"the checkpoint has a state of the hook {name!r}, which this run does not have")

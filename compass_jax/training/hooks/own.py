@@ -1,0 +1,55 @@
+"""Hooks of the user's (rl.hooks)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from compass_jax.aliases import JsonObject
+from compass_jax.config.step_hook import StepHook
+from compass_jax.training.hooks.base import Hook, StepRecord
+
+
+class _OwnHook(Hook):
+    """A user's hook with its state. The name has a number where a class occurs again."""
+
+    def __init__(self, hook: StepHook, name: str):
+        self._hook, self.name = hook, name
+        self._state: JsonObject = {}
+
+    def before_rollout(self, number: int) -> None:
+        self._hook.before_rollout(number, self._state)
+
+    def on_groups(self, step: StepRecord) -> None:
+        self._hook.on_groups(step, self._state)
+
+    def on_arrays(self, step: StepRecord) -> None:
+        self._hook.on_arrays(step, self._state)
+
+    def after_update(self, step: StepRecord) -> None:
+        self._hook.after_update(step, self._state)
+        self._check()
+
+    def on_metrics(self, step: StepRecord) -> None:
+        self._hook.on_metrics(step, self._state)
+        self._check()
+
+    def _check(self) -> None:
+        """Raises TypeError for a state that no checkpoint can keep."""
+        json.dumps(self._state, allow_nan=False)
+
+    def state(self) -> JsonObject:
+        return self._state
+
+    def restore(self, state: JsonObject, number: int) -> None:
+        self._state = state
+
+
+def own_hooks(hooks: Sequence[StepHook]) -> Iterator[_OwnHook]:
+    """Yields the hooks of rl.hooks, in order."""
+    seen: Counter[str] = Counter()
+    for hook in hooks:
+        name = hook.name.rpartition("/")[2]  # of a file, which may move
+        seen[name] += 1
+        yield _OwnHook(hook, f"{name} {seen[name]}" if seen[name] > 1 else name)

@@ -1,0 +1,176 @@
+"""What a checkpoint of an RL run has, beside the learner: the samples in flight, and the state of
+each part of the run by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import jax
+import numpy as np
+
+from compass_jax.aliases import Json, JsonObject
+from compass_jax.config import RLRunConfig
+from compass_jax.data.stream import PromptStream
+from compass_jax.experience.buffer import ExperienceBuffer
+from compass_jax.experience.collect import Collector
+from compass_jax.experience.drafts import abstract_drafts
+from compass_jax.model.params import in_layout, placed_structs, stack
+from compass_jax.model.transformer import Transformer, init_params
+from compass_jax.training import optim, trained
+from compass_jax.training.hooks.base import Hooks
+from compass_jax.training.learner import Learner
+from compass_jax.weights import checkpoint
+from compass_jax.weights.adapters import adapter_meta, check_base
+from compass_jax.weights.checkpoint import Checkpoints, ValidCheckpoint
+from compass_jax.weights.recorded import check_recorded_routes
+from compass_jax.weights.start import VOCAB_ROWS, first_parameters
+
+
+class Stateful(Protocol):
+    """A part of a run whose state is JSON."""
+
+    def state(self) -> JsonObject:
+        """Returns the state for a checkpoint."""
+        ...
+
+    def restore(self, state: Json, /) -> None:
+        """Returns to a state."""
+        ...
+
+
+@dataclass
+class SavedRun:
+    """Writes and reads the checkpoints of a run.
+
+    parts: the parts whose state is JSON, by their names in a checkpoint. vocab_rows: the rows of
+    the vocabulary that the exported model has.
+    """
+
+    config: RLRunConfig
+    checkpoints: Checkpoints
+    collect: Collector
+    buffer: ExperienceBuffer
+    stream: PromptStream
+    parts: Mapping[str, Stateful]
+    hooks: Hooks
+    vocab_rows: int = 0
+
+    def save(self, step: int, learner: Learner, *, wait: bool = True) -> None:
+        """Writes checkpoint `step`, with the unfinished samples; in the background unless
+        `wait`.
+        """
+        arrays: JsonObject = {"state": stack(learner.state)}
+        # The reference of adapters is their base, which init_from names.
+        if learner.reference is not None and learner.frozen is None:
+            arrays["reference"] = stack(learner.reference)
+        if not self.buffer.empty:
+            arrays["pending"] = self.buffer.arrays(self.collect.engine.config.max_length)
+        if drafts := self.collect.drafts.state():
+            arrays["drafts"] = self.collect.drafts.arrays()
+        meta = {
+            "kind": "rl",
+            VOCAB_ROWS: self.vocab_rows,
+            **adapter_meta(self.config.lora, self.config.init_from, learner.frozen),
+            "pending": None if self.buffer.empty else self.buffer.state(),
+            "step_policy": self.buffer.policy_state,
+            "drafts": drafts,
+            "hooks": self.hooks.state(),
+            **{name: part.state() for name, part in self.parts.items()},
+        }
+        self.checkpoints.save(step, arrays, meta, wait=wait)
+
+    def restore(
+        self, newest: ValidCheckpoint, model: Transformer, tell: Callable[[str], None]
+    ) -> Learner:
+        """Returns to a checkpoint; returns its learner."""
+        config, meta = self.config, newest.meta()
+        abstract = self._abstract(model)
+        if meta.get("pending"):
+            abstract["pending"] = self._abstract_in_flight()
+        drafts = meta.get("drafts")
+        if drafts:
+            abstract["drafts"] = abstract_drafts(drafts)
+        # A checkpoint of adapters does not have their base.
+        frozen = first_parameters(config, model) if config.lora.acts else None
+        if frozen is not None:
+            check_base(newest.path, meta, frozen)
+        _, arrays, meta = checkpoint.restore(newest, abstract, model=config.model)
+        state, reference = (
+            in_layout(arrays.get(name), model.layout) for name in ("state", "reference")
+        )
+        self.vocab_rows = meta.get(VOCAB_ROWS, config.model.vocab_size)
+        for name, part in self.parts.items():
+            part.restore(meta[name])
+        self.buffer.policy_state = meta.get("step_policy", {})
+        # Checkpoints of older commits have the guard's state alone.
+        states = meta.get("hooks", {"guard": meta.get("guard", {})})
+        self.hooks.restore(states, newest.manifest.step, tell)
+        if drafts:
+            self.collect.drafts.restore(drafts, arrays["drafts"])
+        if "pending" in arrays:
+            self._restore_in_flight(meta["pending"], arrays["pending"], str(newest.path))
+        return Learner(config.learner, model, state, reference, frozen, config.directory)
+
+    def earlier(self, last: int, learner: Learner) -> tuple[int, Learner]:
+        """Returns the newest checkpoint's step up to `last` with a learner in its state; step 0,
+        with the first parameters, where there is none.
+        """
+        config, model = self.config, learner.model
+        # A checkpoint may still be being written in the background.
+        self.checkpoints.wait()
+        step = checkpoint.latest(config.directory, last)
+        if step is None:
+            params = first_parameters(config, model)
+            return 0, Learner.start(config.learner, model, params, config.directory)
+        # Only the state: the reference and the base of adapters are never updated.
+        abstract = {"state": self._abstract(model)["state"]}
+        path = checkpoint.find(config.directory, step)
+        arrays = checkpoint.restore(path, abstract, model=config.model, subset=True)[1]
+        state = in_layout(arrays["state"], model.layout)
+        return step, Learner(
+            config.learner,
+            model,
+            state,
+            learner.reference,
+            learner.frozen,
+            config.directory,
+        )
+
+    def _abstract(self, model: Transformer) -> JsonObject:
+        """Returns the shapes of a learner's arrays, with their places on the devices."""
+        config = self.config
+
+        def fresh() -> JsonObject:
+            key = jax.random.key(0)
+            params = init_params(config.model, config.compute, key)
+            tree, frozen = trained.split(config.lora, Transformer(config.model), params, key)
+            state = optim.init_state(tree, config.rl.optim, config.rl.total_updates)
+            copies = config.rl.uses_reference and frozen is None
+            return {"state": state, **({"reference": params} if copies else {})}
+
+        return placed_structs(jax.eval_shape(fresh), config.model, model.placement)
+
+    def _abstract_in_flight(self) -> JsonObject:
+        """Returns the shapes of unfinished samples, with the routes where the engine has them: each
+        process reads its rows.
+        """
+        engine = self.collect.engine
+        abstract = jax.eval_shape(lambda: self.buffer.arrays(engine.config.max_length))
+        if "routes" in abstract and engine.placement is not None:
+            routes = abstract["routes"]
+            sharding = engine.placement.rows(len(routes))
+            abstract["routes"] = jax.ShapeDtypeStruct(routes.shape, routes.dtype, sharding=sharding)
+        return abstract
+
+    def _restore_in_flight(self, state: JsonObject, arrays: JsonObject, path: str) -> None:
+        engine = self.collect.engine
+        routes = engine.adopt(arrays.get("routes"))
+        if routes is not None:
+            # The last rows are of stored groups without routes.
+            lengths = np.asarray(arrays["lengths"])[: len(routes)]
+            check_recorded_routes(lengths, routes, self.config.model, path)
+            arrays = {**arrays, "routes": routes}
+        self.buffer.restore(state, arrays, self.stream.find, engine.end_ids)

@@ -1,0 +1,84 @@
+"""Hooks: their order, their errors and their states by name."""
+
+import pytest
+
+from compass_jax.errors import CompassError
+from compass_jax.training.hooks.base import Hook, HookFailed, Hooks, StepRecord
+
+
+class Recorder(Hook):
+    """Records its calls; raises in the method `broken`."""
+
+    def __init__(self, name, calls, broken="", error=KeyError):
+        self.name, self.calls, self.broken, self.error = name, calls, broken, error
+        self.count = 0
+
+    def on_groups(self, step):
+        self._record("on_groups")
+
+    def on_metrics(self, step):
+        self._record("on_metrics")
+        self.count += 1
+
+    def state(self):
+        return {"count": self.count} if self.count else {}
+
+    def restore(self, state, number):
+        self.count = state["count"]
+
+    def _record(self, method):
+        self.calls.append((self.name, method))
+        if method == self.broken:
+            raise self.error("reward/x")
+
+
+def test_hooks_are_called_in_their_order():
+    calls: list = []
+    hooks = Hooks([Recorder(name, calls) for name in "cab"])
+    hooks.call(Hook.on_groups, StepRecord(1, [], None))
+    hooks.finish(Hook.on_metrics, StepRecord(1, [], None))
+    assert calls == [(x, "on_groups") for x in "cab"] + [(x, "on_metrics") for x in "cab"]
+
+
+def test_an_error_before_the_update_ends_the_step_with_the_hook_s_name():
+    calls: list = []
+    hooks = Hooks([Recorder(name, calls, "on_groups" * (name == "a")) for name in "cab"])
+    with pytest.raises(HookFailed, match=r"^a: on_groups failed: KeyError: .reward/x"):
+        hooks.call(Hook.on_groups, StepRecord(1, [], None))
+    assert calls[-1] == ("a", "on_groups")  # b was not called
+
+
+def test_an_error_after_the_update_is_the_step_s_failure():
+    """The weights have changed by then: the step is logged and saved before the run ends."""
+    hooks, step = Hooks([Recorder("a", [], "on_metrics")]), StepRecord(3, [], None)
+    hooks.finish(Hook.on_metrics, step)
+    assert isinstance(step.failure, HookFailed) and "a: on_metrics failed" in str(step.failure)
+
+
+def test_an_error_of_this_package_keeps_its_class():
+    class Refused(CompassError):
+        pass
+
+    hooks = Hooks([Recorder("a", [], "on_groups", Refused)])
+    with pytest.raises(Refused):
+        hooks.call(Hook.on_groups, StepRecord(1, [], None))
+
+
+def test_states_are_restored_by_name_and_others_are_told():
+    counted = Recorder("a", [])
+    counted.count = 4
+    states = Hooks([Recorder("b", []), counted]).state()
+    assert states == {"a": {"count": 4}}
+    a, fresh, told = Recorder("a", []), Recorder("new", []), []
+    fresh.count = 1
+    Hooks([fresh, a]).restore({**states, "gone": {"count": 2}}, 7, told.append)
+    assert a.count == 4
+    assert [("'new', which begins anew" in x, "'gone'" in x) for x in told] == [
+        (True, False),
+        (False, True),
+    ]
+
+
+def test_two_hooks_of_one_name_are_refused():
+    with pytest.raises(ValueError, match="two have one name: a, a"):
+        Hooks([Recorder("a", []), Recorder("a", [])])
