@@ -136,7 +136,7 @@ class RLTrainer:
             metrics=metrics,
             end=self.run_state.end,
         )
-        self.hooks.call(Hook.on_groups, step)
+        self.hooks.begin_step(step)
         # A rollout that carries samples ignores an interruption until here, so that the ticks at
         # which it cuts samples do not depend on it.
         if self.run_state.interrupted:
@@ -162,7 +162,7 @@ class RLTrainer:
         step.metrics |= self.parts.weights.sync(self.learner)
         step.metrics["policy_version"] = float(self.learner.version)
         self.done_steps += 1
-        self.hooks.finish(Hook.on_metrics, step)
+        self.hooks.end_step(step)
         return step
 
     def _collect(self) -> dict[str, float] | None:
@@ -170,7 +170,7 @@ class RLTrainer:
         the run has to stop first. Raises VerifierError where a verifier or judge cannot be used.
         """
         if self.ahead is None:
-            self.hooks.call(Hook.before_rollout, self.done_steps + 1)
+            self.hooks.begin_rollout(self.done_steps + 1)
             return self._rollout(self.done_steps + 1, self._stopped)()
         self.await_rollout()
         metrics, self.ahead = self.ahead.result(), None
@@ -267,8 +267,9 @@ class RLTrainer:
             metrics = train(stopped=lambda: self.run_state.interrupted)
             self._end_step()
             return metrics
+        # Before the groups leave the buffer: where a hook fails, the step is saved with them.
+        self.hooks.begin_rollout(step.number + 1)
         self._end_step()
-        self.hooks.call(Hook.before_rollout, step.number + 1)
         abandoned = threading.Event()
         rollout = self._rollout(step.number + 1, abandoned.is_set)
         thread = ThreadPoolExecutor(1, "rollout")

@@ -199,7 +199,7 @@ def _run_steps(
         metrics = step.metrics
         try:
             metrics |= evaluations.between(step.number)
-        except VerifierError:
+        except (VerifierError, HookFailed):
             # The step is complete: only its evaluation failed.
             telemetry.log(step.number, metrics)
             raise

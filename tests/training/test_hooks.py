@@ -82,3 +82,39 @@ def test_states_are_restored_by_name_and_others_are_told():
 def test_two_hooks_of_one_name_are_refused():
     with pytest.raises(ValueError, match="two have one name: a, a"):
         Hooks([Recorder("a", []), Recorder("a", [])])
+
+
+def test_a_step_that_is_repeated_begins_with_the_states_from_before_it():
+    """An interruption saves the states from before on_groups; after the update they are new."""
+
+    class Counter(Recorder):
+        def before_rollout(self, number):
+            self.count += 100
+
+        def on_groups(self, step):
+            self.count += 1
+
+    def resumed(states):
+        hook = Counter("a", [])
+        hooks = Hooks([hook])
+        hooks.restore(states, 0, pytest.fail)
+        return hooks, hook
+
+    hook, step = Counter("a", []), StepRecord(1, [], None)
+    hooks = Hooks([hook])
+    hooks.begin_rollout(1)
+    hooks.begin_step(step)
+    hooks, hook = resumed(hooks.state())  # interrupted before the update
+    assert hook.count == 100
+    hooks.begin_rollout(1)  # the rollout had begun
+    hooks.begin_step(step)
+    hooks.end_step(step)
+    assert hooks.state()["a"] == {"count": 102} and resumed(hooks.state())[1].count == 102
+
+
+def test_all_hooks_see_a_finished_step_though_one_fails():
+    calls: list = []
+    hooks = Hooks([Recorder("a", calls, "on_metrics"), Recorder("b", calls)])
+    step = StepRecord(1, [], None)
+    hooks.end_step(step)
+    assert calls == [("a", "on_metrics"), ("b", "on_metrics")] and "a:" in str(step.failure)

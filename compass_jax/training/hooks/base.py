@@ -8,6 +8,7 @@ checkpoint's state is read after that rollout has ended.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -22,6 +23,9 @@ from compass_jax.records import Group, StepArrays
 from compass_jax.training.trace import TokenTrace
 
 Rewards = Mapping[str, float]  # mean reward of each prompt, by its id
+
+
+BEGUN = "begun_rollout"  # among the states of a checkpoint
 
 
 class HookFailed(CompassError, RuntimeError):
@@ -88,10 +92,16 @@ H = TypeVar("H", bound=Hook)
 
 
 class Hooks:
-    """A run's hooks, called in order."""
+    """A run's hooks, called in order.
+
+    A step that is interrupted or fails before its update is repeated, so that its checkpoint has
+    the states from before the step's groups were seen; a rollout is begun once.
+    """
 
     def __init__(self, hooks: Sequence[Hook]):
         self._hooks = hooks
+        self._begun = 0  # the step of the latest `before_rollout`
+        self._before: JsonObject | None = None  # states before an unfinished step
         names = [hook.name for hook in hooks]
         if len(set(names)) < len(names):
             raise ValueError(f"hooks: two have one name: {', '.join(names)}")
@@ -113,27 +123,52 @@ class Hooks:
                     " run was saved: mend it or remove it, then run the same command again"
                 ) from error
 
+    def begin_rollout(self, number: int) -> None:
+        """Calls `before_rollout`, unless it was called for this step before a restart."""
+        if number <= self._begun:
+            return
+        outer, self._before = self._before, self.state()
+        self.call(Hook.before_rollout, number)
+        self._begun, self._before = number, outer
+
+    def begin_step(self, step: StepRecord) -> None:
+        """Calls `on_groups`; until `end_step` the states of a checkpoint are those of now."""
+        self._before = self.state()
+        self.call(Hook.on_groups, step)
+
+    def end_step(self, step: StepRecord) -> None:
+        """Calls `on_metrics` of a step whose update is done."""
+        self._before = None
+        self.finish(Hook.on_metrics, step)
+
     def finish(self, method: Callable[..., None], step: StepRecord) -> None:
-        """Calls a method after the update. An error becomes the step's `failure`: the weights have
-        changed, so that the step is logged and saved before the run ends.
+        """Calls a method of each hook after the update. The first error becomes the step's
+        `failure`: the weights have changed, so that the step is logged and saved before the run
+        ends.
         """
-        try:
-            self.call(method, step)
-        except HookFailed as error:
-            step.failure = step.failure or error
+        for hook in self._hooks:
+            try:
+                Hooks([hook]).call(method, step)
+            except HookFailed as error:
+                step.failure = step.failure or error
 
     def state(self) -> JsonObject:
-        """Returns the states of the hooks that have one, by name."""
-        return {hook.name: state for hook in self._hooks if (state := hook.state())}
+        """Returns the states of the hooks that have one, by name, and the latest rollout."""
+        if self._before is not None:
+            return self._before
+        states = {hook.name: state for hook in self._hooks if (state := hook.state())}
+        rollout = {BEGUN: self._begun} if self._begun else {}
+        return copy.deepcopy(states) | rollout
 
     def restore(self, states: JsonMapping, number: int, tell: Callable[[str], None]) -> None:
         """Restores each hook's state by its name; `tell` gets a line for a state of no hook, and
         for a hook without one that begins anew.
         """
+        self._begun = states.get(BEGUN, 0)
         for hook in self._hooks:
             if hook.name in states:
                 hook.restore(states[hook.name], number)
             elif hook.state():
                 tell(f"the checkpoint has no state of the hook {hook.name!r}, which begins anew")
-        for name in sorted(set(states) - {hook.name for hook in self._hooks}):
+        for name in sorted(set(states) - {hook.name for hook in self._hooks} - {BEGUN}):
             tell(f"the checkpoint has a state of the hook {name!r}, which this run does not have")
