@@ -8,7 +8,7 @@ assigned from a value of that type, or is an attribute that a class declares so.
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 Scope = dict[str, set[str]]  # maps a name to its possible classes
@@ -91,7 +91,9 @@ class Reads:
             if isinstance(inner, ast.Assign):
                 for target in inner.targets:
                     self._bind(target, inner.value, scope)
-            elif isinstance(inner, ast.AnnAssign | ast.NamedExpr) and inner.value:
+            elif isinstance(inner, ast.AnnAssign) and inner.value:
+                self._bind(inner.target, inner.value, scope, names_in(inner.annotation))
+            elif isinstance(inner, ast.NamedExpr):
                 self._bind(inner.target, inner.value, scope)
             elif isinstance(inner, ast.For | ast.comprehension):
                 self._bind_each(inner.target, inner.iter, scope)
@@ -104,7 +106,10 @@ class Reads:
                 for owner in self.types(inner.value, scope):
                     self.of_fields |= {(name, inner.attr) for name in self.lineage(owner)}
 
-    def _bind(self, target: ast.AST, value: ast.AST, scope: Scope) -> None:
+    def _bind(
+        self, target: ast.AST, value: ast.AST, scope: Scope, declared: Set[str] = frozenset()
+    ) -> None:
+        types = declared | self.types(value, scope)
         if isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple):
             for t, v in zip(target.elts, value.elts):
                 self._bind(t, v, scope)
@@ -112,11 +117,11 @@ class Reads:
             for t in target.elts:
                 self._bind(t, value, scope)
         elif isinstance(target, ast.Name):
-            scope[target.id] = scope.get(target.id, set()) | self.types(value, scope)
+            scope[target.id] = scope.get(target.id, set()) | types
         elif isinstance(target, ast.Attribute):
             for owner in self.types(target.value, scope):
                 known = self.attributes.setdefault(owner, {})
-                known[target.attr] = known.get(target.attr, set()) | self.types(value, scope)
+                known[target.attr] = known.get(target.attr, set()) | types
 
     def _bind_each(self, target: ast.AST, values: ast.AST, scope: Scope) -> None:
         # An annotation names a container and its items alike, so that one set stands for both.

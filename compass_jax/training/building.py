@@ -65,9 +65,9 @@ class Building:
         self.done = 0 if self.newest is None else self.newest.manifest.step
         self.stage = stage_at(config.rl, self.done)
         check_drafts(config.rl)
-        self.config = config = at_step(config, self.done)
-        self.rl = config.rl
-        check_kept_groups(config, config.rl)
+        self.config: RunConfig = at_step(config, self.done)
+        self.rl = self.config.rl
+        check_kept_groups(self.config, self.rl)
         self.scorer, self.run_state, self.telemetry = scorer, run_state, telemetry
         self.printed, self.pool = printed, pool
 
