@@ -69,14 +69,15 @@ from filelock import FileLock, Timeout
 from benchmarks import experiments, rl_runs, tokens_report
 from compass_jax.commands.cli import tune_allocator
 from compass_jax.config import (
-    GroupReplayConfig,
     OptimConfig,
     ProceduralSource,
     RLConfig,
     RunConfig,
     ShapingConfig,
+    StepHook,
     ZeroVarianceConfig,
 )
+from compass_jax.config.seam import seam_class
 from compass_jax.configs.mostly_hard_cpu import TOO_HARD, mostly_hard_cpu
 from compass_jax.data.keep import PassRate
 from compass_jax.data.prompts import train_prompts
@@ -171,8 +172,10 @@ def replay(max_age: int, max_route_age: int) -> Change:
     """Returns the change to a replay of all groups up to an age, in steps of one update."""
 
     def change(rl: RLConfig) -> RLConfig:
-        group_replay = GroupReplayConfig(rl.prompts_per_step * max_age, max_age, max_route_age)
-        return dataclasses.replace(rl, correction=Tis(), group_replay=group_replay)
+        hook = seam_class(StepHook, "examples/group_replay.py:GroupReplay")(
+            groups=rl.prompts_per_step * max_age, max_age=max_age, max_route_age=max_route_age
+        )
+        return dataclasses.replace(rl, correction=Tis(), hooks=(hook,))
 
     return change
 

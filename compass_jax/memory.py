@@ -68,7 +68,7 @@ class MemoryEstimate(NamedTuple):
     gradients: float  # the accumulated gradient, and that of the micro-batch
     activations: float  # stored for the backward passes of MICRO_BATCHES_AT_ONCE
     logits: float
-    # routes of the step's samples; groups that are kept for replay, on a CPU their tokens too
+    # routes of the step's samples; groups that hooks hold, on a CPU their tokens too
     replay: float = 0.0
 
     @property
@@ -109,8 +109,8 @@ def memory_line(config: PolicyConfig, training: Training) -> str:
         sizes = "sft.micro_batch_tokens"
         if isinstance(training, RLConfig):
             sizes = "rl.micro_batch_tokens or rollout.slots"
-            if training.group_replay.acts:
-                sizes = "rl.group_replay.groups, " + sizes
+            if training.held_groups:
+                sizes = "the groups that rl.hooks hold, " + sizes
         line += f"; {free / 2**30:.1f} GiB are free: lower {sizes}"
     return line
 
@@ -191,11 +191,11 @@ def _fixed_bytes(config: PolicyConfig, training: Training) -> dict[str, float]:
             rollout = float(_decode_weight_bytes(config, mesh))
             rollout += cache_bytes(config.model, config.rollout, config.rollout_compute, mesh)
             rollout += route_bytes(config.model, config.rollout, training, mesh)
-            replay += kept_route_bytes(config.model, config.rollout, training, mesh)
+            replay += held_route_bytes(config.model, config.rollout, training, mesh)
         elif config.samplers.acts:
             rollout = float(_decode_weight_bytes(config, _samplers_split(config)))
         if on_cpu():
-            replay += kept_token_bytes(config.rollout, training) / jax.local_device_count()
+            replay += held_token_bytes(config.rollout, training) / jax.local_device_count()
     copies = 2 if isinstance(training, RLConfig) and training.uses_reference else 1
     if config.lora.acts:  # in float32, the same on every device; the base is the reference
         sizes = {"weights": weights + adapters, "optimizer": 2 * adapters, "rollout": rollout}
@@ -282,11 +282,11 @@ def _step_route_bytes(config: PolicyConfig, sampling: SamplingConfig) -> float:
     return samples * _sample_route_bytes(config.model, config.rollout) / shards
 
 
-def kept_route_bytes(
+def held_route_bytes(
     model: ModelConfig, rollout: RolloutConfig, sampling: SamplingConfig, mesh: MeshConfig
 ) -> float:
-    """Returns the bytes on one device of the routes of groups that are kept for replay."""
-    samples = sampling.group_replay.routed_groups * sampling.capacity
+    """Returns the bytes on one device of the routes of groups that hooks hold."""
+    samples = sampling.held_groups * sampling.holds_routes * sampling.capacity
     if not model.moe_layers or not samples:
         return 0.0
     return samples * _sample_route_bytes(model, rollout) * _share_of_routes(sampling, mesh)
@@ -303,32 +303,32 @@ def _shards(rows: int, mesh: MeshConfig) -> int:
     return placement.size(*placement.batch_axes(rows))
 
 
-def kept_token_bytes(rollout: RolloutConfig, sampling: SamplingConfig) -> float:
-    """Returns the bytes of the host's memory that the longest samples of the groups that are kept
-    for replay need: tokens, log-probs, entropies and versions.
+def held_token_bytes(rollout: RolloutConfig, sampling: SamplingConfig) -> float:
+    """Returns the bytes of the host's memory that the longest samples of the groups that hooks
+    hold need: tokens, log-probs, entropies and versions.
     """
-    samples = sampling.group_replay.groups * sampling.capacity
+    samples = sampling.held_groups * sampling.capacity
     return float(samples * rollout.max_length * BYTES_PER_KEPT_TOKEN)
 
 
-def check_kept_groups(config: PolicyConfig, sampling: SamplingConfig) -> None:
-    """Raises ConfigError if the groups that are kept for replay alone need more memory than there
-    is: their tokens the host's, their routes a device's.
+def check_held_groups(config: PolicyConfig, sampling: SamplingConfig) -> None:
+    """Raises ConfigError if the groups that hooks hold alone need more memory than there is: their
+    tokens the host's, their routes a device's.
     """
-    groups = sampling.group_replay.groups
+    groups = sampling.held_groups
     mesh = config.rollout_mesh or config.mesh
     for what, need, free, remedy in (
-        ("tokens", kept_token_bytes(config.rollout, sampling), available_bytes(), ""),
+        ("tokens", held_token_bytes(config.rollout, sampling), available_bytes(), ""),
         (
             "routes",
-            kept_route_bytes(config.model, config.rollout, sampling, mesh),
+            held_route_bytes(config.model, config.rollout, sampling, mesh),
             usable_bytes(),
-            ", or set rl.group_replay.max_route_age to 0",
+            ", or hold no routes",
         ),
     ):
         check(
             need <= free,
-            f"rl.group_replay.groups = {groups}: the {what} of so many groups need"
+            f"rl.hooks hold {groups} groups: the {what} of so many groups need"
             f" {need / 2**30:.1f} GiB, {free / 2**30:.1f} GiB are free; lower it{remedy}",
         )
 

@@ -27,6 +27,11 @@ if TYPE_CHECKING:  # at run time jaxtyping's Array imports jax, which data prepa
 
 
 GOLD = "gold"  # the component of a score with the answer's gold label
+# Columns of `StepArrays`; one that is missing has the value in brackets.
+# GOLD: float32 [b], gold labels of the answers, NaN where unknown (NaN)
+HOTTER = "hotter"  # bool [b]: sampled at another temperature than training's (False)
+EARLIER = "earlier"  # bool [b]: of a group that an earlier step sampled (False)
+SAMPLED = "sampled"  # bool [b t]: tokens of the mask that were sampled, not given (the mask)
 GIVEN = -1  # the version of a token that was not sampled
 
 
@@ -205,14 +210,8 @@ class StepArrays:
     group: np.ndarray  # int32 [b], numbers the prompts
     # [b t' l k] on the devices: the rollout's routes, of any length t'; None without router replay
     routes: Tree = None
-    # float32 [b]: gold labels of the answers, NaN where unknown; None: no source has them
-    gold: np.ndarray | None = None
-    # bool [b]: whether the row was sampled at another temperature than training's; None: no row was
-    hotter: np.ndarray | None = None
-    # bool [b]: whether the row is of a group of an earlier step; None: without replay of groups
-    replayed: np.ndarray | None = None
-    # bool [b t]: tokens of the mask that were sampled, not accepted from a draft; None: all
-    sampled: np.ndarray | None = None
+    # further arrays [b] or [b t] by name, those below and a hook's own, which advantages can read
+    columns: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 class TrainState(NamedTuple):

@@ -9,11 +9,11 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
+from replaying import GroupReplay
 from tiny_run import tiny_run
 
 from compass_jax.config import (
     ConfigError,
-    GroupReplayConfig,
     MeshConfig,
     MoEConfig,
     SamplersConfig,
@@ -25,7 +25,7 @@ from compass_jax.memory import (
     PROCESS_BYTES,
     _residual_bytes,
     cache_bytes,
-    check_kept_groups,
+    check_held_groups,
     estimate,
     fitting_rows,
     memory_line,
@@ -174,13 +174,13 @@ def test_rows_fit_into_what_is_usable(monkeypatch):
 
 
 def replaying(max_route_age, groups=6):
-    """Returns a run with MoE layers that keeps groups for replay."""
+    """Returns a run with MoE layers whose hook holds groups."""
     base = config_of(moe=True)
-    group_replay = GroupReplayConfig(groups, 3, max_route_age)
-    return dataclasses.replace(base, rl=dataclasses.replace(base.rl, group_replay=group_replay))
+    hook = GroupReplay(groups=groups, max_age=3, max_route_age=max_route_age)
+    return dataclasses.replace(base, rl=dataclasses.replace(base.rl, hooks=(hook,)))
 
 
-def test_groups_that_are_kept_for_replay_count_and_must_fit(monkeypatch):
+def test_groups_that_are_held_count_and_must_fit(monkeypatch):
     samples, tokens = 6 * 4, 40 + 16  # tokens of a prompt and its answer
     of_tokens = samples * tokens * 4 * 4 / jax.local_device_count()
     of_routes = samples * tokens * 3 * 2  # three layers, two experts, one byte each
@@ -189,16 +189,16 @@ def test_groups_that_are_kept_for_replay_count_and_must_fit(monkeypatch):
         config = replaying(age)
         step_routes = config.rl.prompts_per_step * config.rl.capacity * tokens * 3 * 2
         assert estimate(config, config.rl).replay == expected + step_routes
-        check_kept_groups(config, config.rl)
+        check_held_groups(config, config.rl)
     monkeypatch.setattr("compass_jax.memory.on_cpu", lambda: False)
     assert estimate(config, config.rl).replay == of_routes + step_routes
     monkeypatch.setattr("compass_jax.memory.usable_bytes", lambda: of_routes - 1)
-    check_kept_groups(replaying(0), replaying(0).rl)
-    with pytest.raises(ConfigError, match="groups = 6: the routes of so many groups need"):
-        check_kept_groups(config, config.rl)
+    check_held_groups(replaying(0), replaying(0).rl)
+    with pytest.raises(ConfigError, match="hold 6 groups: the routes of so many groups need"):
+        check_held_groups(config, config.rl)
     monkeypatch.setattr("compass_jax.memory.available_bytes", lambda: samples * tokens * 16 - 1)
     with pytest.raises(ConfigError, match=r"the tokens of so many groups need .*; lower it$"):
-        check_kept_groups(replaying(0), replaying(0).rl)
+        check_held_groups(replaying(0), replaying(0).rl)
 
 
 def test_a_configuration_and_its_estimate_trace_a_micro_batch_once(monkeypatch):

@@ -47,7 +47,7 @@ from compass_jax.config.run import (
     SFTRunConfig,
 )
 from compass_jax.config.samplers import SamplersConfig
-from compass_jax.config.sampling import GroupReplayConfig, SamplingConfig
+from compass_jax.config.sampling import SamplingConfig
 from compass_jax.config.seam import Seam, seam_class
 from compass_jax.config.sft import SFTConfig
 from compass_jax.config.step_hook import StepHook
@@ -68,7 +68,6 @@ __all__ = [
     "EvalRunConfig",
     "EvalSet",
     "FileSource",
-    "GroupReplayConfig",
     "GuardConfig",
     "JudgeConfig",
     "LearnerConfig",

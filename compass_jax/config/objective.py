@@ -38,6 +38,10 @@ class Objective(Seam):
     """Whether the surrogate's gradient is 0 at tokens whose advantage is 0, so that rows without
     any advantage need no backward pass.
     """
+    combines_responses: ClassVar[bool] = True
+    """Whether the weights or groups of a response's tokens may depend on the scores of others.
+    False saves a forward pass of the first update; each run verifies it there.
+    """
 
     kl_coef: Coefficient = 0.0
     """KL penalty (k3) from the initial policy (a factor); 0: not computed."""

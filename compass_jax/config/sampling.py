@@ -8,6 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from compass_jax.config.drafts import Drafts
 from compass_jax.config.errors import check
 from compass_jax.config.ranges import Count, CountOrOff, Range, Repeat, Section
+from compass_jax.config.step_hook import StepHook
 from compass_jax.config.step_policy import StepPolicy, built_in_policy
 from compass_jax.config.updates import Batch
 
@@ -45,53 +46,6 @@ class ResamplingConfig(Section):
 
 
 @dataclass(frozen=True)
-class GroupReplayConfig(Section):
-    """Replay of groups (arXiv 2506.05316): recent groups whose rewards vary take the places of
-    uniform groups in an update; needs rl.correction.
-
-    A replayed group's age is the number of the policy's updates since the oldest weights that
-    sampled it.
-    """
-
-    KEY: ClassVar[str] = "rl.group_replay"
-
-    groups: Annotated[int, Range(0, 65_536)] = 0
-    """Maximum number of groups that are kept for replay, the newest ones; 0: no replay."""
-    max_age: Count = 4
-    """Maximum age of a replayed group in updates of the policy."""
-    max_route_age: CountOrOff = 0
-    """Maximum age (updates of the policy) up to which a replayed group's recorded routes are
-    replayed, for rl.replay = R3; older groups are routed live. 0: all are routed live, and no
-    routes are kept.
-    """
-
-    @property
-    def acts(self) -> bool:
-        """Whether groups are kept for replay."""
-        return self.groups > 0
-
-    @property
-    def routed_groups(self) -> int:
-        """The number of groups that are kept with their routes."""
-        return self.groups if self.max_route_age else 0
-
-    def _check(self, key: str) -> None:
-        super()._check(key)
-        for name in ("max_age", "max_route_age"):
-            value, usual = getattr(self, name), getattr(GroupReplayConfig(), name)
-            check(
-                self.acts or value == usual,
-                f"{key}.{name} = {value}: no group is kept for replay; set {key}.groups, or"
-                f" {name} to {usual}",
-            )
-        check(
-            self.max_route_age <= self.max_age,
-            f"{key}.max_route_age = {self.max_route_age} exceeds {key}.max_age = {self.max_age}: no"
-            " group becomes as old; lower it",
-        )
-
-
-@dataclass(frozen=True)
 class ReplayConfig(Section):
     """Router replay, which both the rollout, which records routes, and the updates need."""
 
@@ -121,8 +75,8 @@ class SamplingConfig(ReplayConfig):
     """Number of further prompts in flight, whose unfinished samples continue in the next step;
     needs rl.correction.
     """
-    group_replay: GroupReplayConfig = field(default_factory=GroupReplayConfig)
-    """Replay of recent groups in the places of groups whose rewards are all equal."""
+    hooks: tuple[StepHook, ...] = ()
+    """Your own hooks, which are called in each step (docs/howto/hook.md)."""
     step_policy: StepPolicy | None = None
     """Step policy, such as screening or your own, which decides which prompts are rolled out next
     and which groups a step trains on (docs/howto/step_policy.md); none: by the other settings.
@@ -166,11 +120,21 @@ class SamplingConfig(ReplayConfig):
         return self.policy.groups_in_flight(self)
 
     @property
+    def held_groups(self) -> int:
+        """The largest number of groups that hooks hold past their steps."""
+        return sum(hook.held_groups for hook in self.hooks)
+
+    @property
+    def holds_routes(self) -> bool:
+        """Whether held groups keep their routes."""
+        return any(hook.holds_routes for hook in self.hooks)
+
+    @property
     def routed_groups(self) -> int:
         """The number of groups for whose routes the engine has memory: those in flight, and those
-        that are kept for replay with their routes.
+        that are held with their routes.
         """
-        return self.groups_in_flight + self.group_replay.routed_groups
+        return self.groups_in_flight + (self.held_groups if self.holds_routes else 0)
 
     def _check(self, key: str) -> None:
         super()._check(key)
@@ -186,6 +150,8 @@ class SamplingConfig(ReplayConfig):
             f" {self.group_size}: no group could grow; raise it, or set 0",
         )
         self._check_policy()
+        for hook in self.hooks:
+            hook.validate()
         if self.drafts is not None:
             self.drafts.validate()
         samples = self.prompts_per_round * self.capacity

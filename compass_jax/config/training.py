@@ -15,8 +15,7 @@ from compass_jax.config.errors import check
 from compass_jax.config.guard import GuardConfig
 from compass_jax.config.ranges import CountOrOff, Fraction, Range, Repeat, Section
 from compass_jax.config.rl_stage import RLStage, check_order
-from compass_jax.config.sampling import GroupReplayConfig, ResamplingConfig, SamplingConfig
-from compass_jax.config.step_hook import StepHook
+from compass_jax.config.sampling import ResamplingConfig, SamplingConfig
 from compass_jax.config.step_policy import StepPolicy, default_policy
 from compass_jax.config.updates import UpdatesConfig
 
@@ -104,8 +103,6 @@ class RLConfig(AlgorithmConfig, SamplingConfig, UpdatesConfig):
     """Evaluation interval in steps, with another evaluation at the end; 0: only at the end."""
     guard: GuardConfig = field(default_factory=GuardConfig)
     """Watch for failure signatures."""
-    hooks: tuple[StepHook, ...] = ()
-    """Your own hooks, which are called in each step (docs/howto/hook.md)."""
     stages: tuple[RLStage, ...] = ()
     """Stages that change settings from a step on (docs/concepts/curriculum.md); a stage's objective
     is written like rl.objective.
@@ -129,7 +126,7 @@ class RLConfig(AlgorithmConfig, SamplingConfig, UpdatesConfig):
     def _check(self, key: str) -> None:
         super()._check(key)
         for hook in self.hooks:
-            hook.validate()
+            hook.check(self)
         self.check_whole_groups(self.prompts_per_step)
         self._check_correction()
         check(
@@ -137,8 +134,6 @@ class RLConfig(AlgorithmConfig, SamplingConfig, UpdatesConfig):
             "rl.guard.action = 'restore' with rl.save_every = 0: there would be no checkpoint to"
             " go back to; set rl.save_every",
         )
-        if self.group_replay.acts:
-            self._check_group_replay()
         self._check_stages()
 
     def _check_correction(self) -> None:
@@ -162,45 +157,6 @@ class RLConfig(AlgorithmConfig, SamplingConfig, UpdatesConfig):
             not self.policy.carries or corrected,
             f"rl.step_policy.name = {self.policy.name!r} continues samples in later steps, and so"
             f" trains on tokens that older weights sampled: {SET_CORRECTION}",
-        )
-        check(
-            not self.group_replay.acts or corrected,
-            f"rl.group_replay.groups = {self.group_replay.groups} trains on tokens that older"
-            f" weights sampled: {SET_CORRECTION}",
-        )
-
-    def _check_group_replay(self) -> None:
-        """Raises ConfigError for settings of the replay of groups that cannot act or that
-        contradict others.
-        """
-        replay, key = self.group_replay, GroupReplayConfig.KEY
-        check(
-            not self.zero_variance.rl_zvp,
-            f"{key}.groups = {replay.groups} replaces the uniform groups that"
-            " rl.zero_variance.rl_zvp learns from: switch one of them off",
-        )
-        updates = self.updates_per_rollout * self.epochs
-        # one step off, a group is sampled before the updates of the previous step, too
-        youngest = updates * (2 if self.one_step_off else 1)
-        of_step = f"a step has {updates} update{'s' if updates > 1 else ''}"
-        for name in ("max_age", "max_route_age"):
-            age = getattr(replay, name)
-            check(
-                age == 0 or age >= youngest,
-                f"{key}.{name} = {age}: {of_step}, so that no kept group is younger than"
-                f" {youngest}; raise it to {youngest} or more",
-            )
-        usable = self.prompts_per_step * ((replay.max_age - youngest) // updates + 1)
-        check(
-            replay.groups <= usable,
-            f"{key}.groups = {replay.groups}: only the groups of {usable // self.prompts_per_step}"
-            f" steps, {usable}, are young enough for {key}.max_age = {replay.max_age} ({of_step});"
-            f" lower groups to {usable}, or raise max_age",
-        )
-        check(
-            not replay.max_route_age or self.replay == "R3",
-            f"{key}.max_route_age = {replay.max_route_age}: with rl.replay = {self.replay!r} the"
-            " rollout records no routes; set it to 0, or rl.replay to R3",
         )
 
     def _check_stages(self) -> None:

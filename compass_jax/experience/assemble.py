@@ -7,7 +7,7 @@ from collections.abc import Container, Sequence
 import numpy as np
 
 from compass_jax.aliases import Tree
-from compass_jax.records import GOLD, Group, Rollout, StepArrays
+from compass_jax.records import EARLIER, GOLD, HOTTER, SAMPLED, Group, Rollout, StepArrays
 from compass_jax.rewards.penalties import repetition_frac
 
 
@@ -19,7 +19,7 @@ def assemble(
     routes: Tree = None,
     gold: bool = False,
     hotter_from: int | None = None,
-    replayed: Container[int] | None = None,
+    earlier: Container[int] | None = None,
     drafts: bool = False,
 ) -> StepArrays:
     """Returns arrays of `length` tokens, row n * size + c for sample c of group n, as in `routes`.
@@ -30,8 +30,8 @@ def assemble(
     Args:
         hotter_from: samples of a group from this index on were drawn at another temperature than
             training's (rl.zero_variance.grow_temperature); None: none were.
-        replayed: places of groups of earlier steps (rl.group_replay); None: without replay.
-        drafts: whether samples may begin with a draft, so that `sampled` is needed.
+        earlier: places of groups of earlier steps; None: no hook holds groups.
+        drafts: whether samples may begin with a draft.
     """
     rows = len(groups) * size
     shape = (rows, length)
@@ -45,27 +45,30 @@ def assemble(
         repetition=np.zeros(rows, np.float32),
         group=np.full(rows, -1, np.int32),
         routes=routes,
-        gold=np.full(rows, np.nan, np.float32) if gold else None,
-        hotter=None if hotter_from is None else np.arange(rows) % size >= hotter_from,
-        replayed=None if replayed is None else np.zeros(rows, bool),
-        sampled=np.zeros(shape, bool) if drafts else None,
     )
+    columns = out.columns
+    if gold:
+        columns[GOLD] = np.full(rows, np.nan, np.float32)
+    if hotter_from is not None:
+        columns[HOTTER] = np.arange(rows) % size >= hotter_from
+    if earlier is not None:
+        columns[EARLIER] = np.repeat([g in earlier for g in range(len(groups))], size)
+    if drafts:
+        columns[SAMPLED] = np.zeros(shape, bool)
     for g, group in enumerate(groups):
         for rollout, score in zip(group.rollouts, group.scores, strict=True):
             i = g * size + rollout.sample
             n, start = len(rollout.tokens), len(rollout.prompt.tokens)
             out.tokens[i, :n], out.lengths[i], out.group[i] = rollout.tokens, n, g
             out.mask[i, start:n] = rollout.generated
-            if out.sampled is not None:
+            if drafts:
                 # Prompts with drafts have no environment (check_turns), so the rest was sampled.
-                out.sampled[i, start + rollout.drafted : n] = True
+                columns[SAMPLED][i, start + rollout.drafted : n] = True
             out.rollout_logp[i, :n] = rollout.logp
             out.reward[i], out.known[i] = score.reward, score.known
-            if out.gold is not None:
-                out.gold[i] = score.components.get(GOLD, np.nan)
+            if gold:
+                columns[GOLD][i] = score.components.get(GOLD, np.nan)
             out.repetition[i] = repetition(rollout, ngram)
-            if replayed is not None and out.replayed is not None:
-                out.replayed[i] = g in replayed
     return out
 
 

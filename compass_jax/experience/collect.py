@@ -36,11 +36,8 @@ POLL_S = 0.05  # between looks for a slow verdict, or a stop
 
 def new_buffer(engine: Engine, config: SamplingConfig) -> ExperienceBuffer:
     """Returns an empty buffer, sized for the configuration."""
-    stored = config.group_replay
-    return ExperienceBuffer(
-        engine.route_buffer(config.routed_groups, config.capacity, config.replay == "R3"),
-        unrouted=stored.groups - stored.routed_groups,
-    )
+    routes = engine.route_buffer(config.routed_groups, config.capacity, config.replay == "R3")
+    return ExperienceBuffer(routes, config.holds_routes)
 
 
 def sampler_of(engine: Engine, config: SamplingConfig, doublings: int) -> Sampler:
@@ -183,7 +180,7 @@ class Collector:
             sampler=sampler_of(self.engine, sampling, sampling.doublings(missing[0].index)),
             keep_routes=sampling.replay == "R3",
             buffer=buffer.routes,
-            rows=[buffer.first_row(prompt.key) for prompt in prompts],
+            rows=[buffer.first[prompt.key] for prompt in prompts],
             sample_keys=frozenset(missing),
             carried=paused,
             # In this order, because `stopped` may also report progress.

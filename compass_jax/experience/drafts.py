@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
 from compass_jax.aliases import JsonMapping, JsonObject
 from compass_jax.config import ConfigError, Drafts
@@ -48,8 +45,8 @@ class DraftStore:
         return drafts
 
     def state(self) -> JsonObject | None:
-        """Returns the prompts with their visits and the lengths of their drafts, as JSON; None
-        without drafts.
+        """Returns the prompts with their visits and the lengths of their drafts, and the drafts'
+        tokens and log-probs `[tokens]`, one after the other; None without drafts.
         """
         if not self._answers:
             return None
@@ -57,21 +54,18 @@ class DraftStore:
             [prompt, visit, [[index, len(draft.tokens)] for index, draft in answers.items()]]
             for prompt, (visit, answers) in self._answers.items()
         ]
-        return {"tokens": self.tokens, "prompts": prompts}
-
-    def arrays(self) -> dict[str, Array]:
-        """Returns the drafts' tokens and log-probs `[tokens]`, in the order of `state`."""
         drafts = [x for _, answers in self._answers.values() for x in answers.values()]
-        return {
-            name: jnp.asarray(np.concatenate([getattr(x, name) for x in drafts]), dtype)
+        arrays = {
+            name: np.concatenate([getattr(x, name) for x in drafts]).astype(dtype)
             for name, dtype in ARRAYS.items()
         }
+        return {"prompts": prompts, **arrays}
 
-    def restore(self, state: JsonMapping, arrays: JsonMapping) -> None:
-        """Restores what `state` and `arrays` returned, up to `drafts.kept_tokens`."""
+    def restore(self, state: JsonMapping) -> None:
+        """Restores a state, up to `drafts.kept_tokens`."""
         if self.drafts is None:
             return
-        columns, start = [np.asarray(arrays[name]) for name in ARRAYS], 0
+        columns, start = [np.asarray(state[name]) for name in ARRAYS], 0
         for prompt, visit, lengths in state["prompts"]:
             answers = {}
             for index, length in lengths:
@@ -107,12 +101,6 @@ def check_turns(drafts: Drafts | None, prompts: Iterable[Prompt]) -> None:
             f"{drafts.key}.name = {drafts.name!r}: the prompts of {label!r} have an environment,"
             " whose answers to other turns than the draft's would differ; leave out one of the two"
         )
-
-
-def abstract_drafts(state: JsonMapping) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the shapes of the arrays that belong to a `DraftStore.state`."""
-    shape = (int(state["tokens"]),)
-    return {name: jax.ShapeDtypeStruct(shape, dtype) for name, dtype in ARRAYS.items()}
 
 
 def draft_metrics(groups: Sequence[Group], drafts: Drafts | None) -> dict[str, float]:

@@ -4,7 +4,7 @@ shuffles rewards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from compass_jax.aliases import JsonObject
 from compass_jax.config import SamplingConfig
 from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.experience.growth import is_uniform, varies
-from compass_jax.records import Group, Rollout, StepArrays
+from compass_jax.records import GOLD, Group, Rollout, StepArrays
 from compass_jax.rewards.faults import summary
 from compass_jax.rl.grouping import UNIFORM_WITHIN
 
@@ -103,13 +103,13 @@ def label_inversion(
     Args:
         advantage: of each response `[b]`, NaN for one that was not trained on.
     """
-    if arrays.gold is None:
+    if GOLD not in arrays.columns:
         return {}
-    counts: dict[str, np.ndarray] = {}
-    known = np.isfinite(arrays.gold) & np.isfinite(advantage)
+    all_gold, counts = arrays.columns[GOLD], dict[str, np.ndarray]()
+    known = np.isfinite(all_gold) & np.isfinite(advantage)
     for g, group in enumerate(groups):
         rows = np.flatnonzero((arrays.group == g) & known)
-        gold, advantages = arrays.gold[rows], advantage[rows]
+        gold, advantages = all_gold[rows], advantage[rows]
         # [n, n]: row i is the better response and column j the worse one, so a pair counts once.
         better = gold[:, None] - gold[None, :] > UNIFORM_WITHIN
         wrong = better & (advantages[:, None] < advantages[None, :])
@@ -130,6 +130,15 @@ def staleness(groups: list[Group], step: int) -> dict[str, float]:
         [step - r.versions[len(r.prompt.tokens) :][r.generated] for g in groups for r in g.rollouts]
     )
     return {"staleness": float(updates.mean()), "staleness_max": float(updates.max())}
+
+
+def earlier_metrics(groups: Sequence[Group], places: Iterable[int]) -> dict[str, float]:
+    """Returns the number of groups of earlier steps, which are at these places, and of their
+    tokens.
+    """
+    held = [groups[place] for place in places]
+    tokens = sum(int(x.generated.sum()) for group in held for x in group.rollouts)
+    return {"earlier/groups": float(len(held)), "earlier/tokens": float(tokens)}
 
 
 def sample_rows(groups: Sequence[Group], text_of: Callable[[Rollout], str]) -> list[JsonObject]:

@@ -106,10 +106,10 @@ def _stages(series: Series, signals: dict[str, float], filtered: int) -> list[Js
             screened("continued_tokens"),
         ),
         (
-            "Replay of groups",
+            "Earlier groups",
             None,
-            round(total(series, "group_replay/groups")),
-            round(total(series, "group_replay/tokens")),
+            round(total(series, "earlier/groups")),
+            round(total(series, "earlier/tokens")),
             0,
         ),
         ("Shaping", None, None, round(signals["shaping"]), 0),

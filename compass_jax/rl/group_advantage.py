@@ -19,6 +19,7 @@ def group_advantage(
     *,
     divides_by_std: bool = True,
     shaped: Float[Array, "b"] | None = None,
+    columns: dict[str, Array] | None = None,
 ) -> tuple[Float[Array, "b"], Bool[Array, "b"]]:
     """Returns the advantage of each response, and whether only shaping produces it.
 
@@ -32,7 +33,7 @@ def group_advantage(
     """
     shaped = reward if shaped is None else shaped
     counted = known & (group >= 0)
-    inputs = AdvantageInputs(shaped, counted, group, n_groups, divides_by_std)
+    inputs = AdvantageInputs(shaped, counted, group, n_groups, divides_by_std, columns or {})
     raw, stats = group_statistics(reward, known, group, n_groups), inputs.statistics
     varied = per_row(raw.decided & ~raw.uniform, group) & counted
     by_shaping = per_row(raw.uniform & (stats.high - stats.low > UNIFORM_WITHIN), group) & counted

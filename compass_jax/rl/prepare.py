@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from compass_jax.config import AlgorithmConfig
+from compass_jax.records import EARLIER, GOLD, SAMPLED
 from compass_jax.rl.correction import correction_weight
 from compass_jax.rl.diagnostics import Diagnostics, mean_of
 from compass_jax.rl.group_advantage import group_advantage
@@ -41,66 +42,71 @@ class Prepared(NamedTuple):
         total = np.sum(self.advantage, axis=1, where=self.mask, dtype=np.float64)
         return np.where(tokens > 0, total / np.maximum(tokens, 1), np.nan)
 
+    def without_gradient(self) -> np.ndarray:
+        """Returns which responses `[b]` have no trained token with an advantage, on the host."""
+        return ~np.any(self.mask & (self.advantage != 0), axis=1)
+
+
+class UpdateRows(NamedTuple):
+    """Every row of one update, in any order: the weights' denominators run over all of them. b:
+    rows; t: tokens of a row. The result has the dtype of `old_entropy` and `reward`, which must
+    agree.
+    """
+
+    mask: Bool[Array, "b t"]  # all generated tokens
+    reward: Float[Array, "b"]
+    known: Bool[Array, "b"]  # whether the verifier gave a reward
+    group: Int[Array, "b"]  # the prompt of each row, in 0..n_groups-1; -1 for a padding row
+    old_entropy: Float[Array, "b t"]  # nats
+    old_logp: Float[Array, "b t"] | None = None  # the trainer's, for a correction
+    rollout_logp: Float[Array, "b t"] | None = None  # the sampler's
+    ref_logp: Float[Array, "b t"] | None = None
+    repetition: Float[Array, "b"] | None = None  # share of repeated n-grams, for a penalty
+    columns: dict[str, Array] | None = None  # [b] or [b t], by name: those of records.StepArrays
+
+
+class RewardScale(NamedTuple):
+    """The rewards from which on a response is right, and up to which it is wrong; the tokens by
+    which length penalties and some objectives normalise.
+    """
+
+    right_at: float
+    wrong_at: float
+    max_new_tokens: int
+
 
 def prepare(
-    mask: Bool[Array, "b t"],
-    old_entropy: Float[Array, "b t"],
-    reward: Float[Array, "b"],
-    known: Bool[Array, "b"],
-    group: Int[Array, "b"],
-    *,
-    n_groups: int,
-    config: AlgorithmConfig,
-    right_at: float,
-    wrong_at: float,
-    max_new_tokens: int,
-    repetition: Float[Array, "b"] | None = None,
-    old_logp: Float[Array, "b t"] | None = None,
-    rollout_logp: Float[Array, "b t"] | None = None,
-    ref_logp: Float[Array, "b t"] | None = None,
-    gold: Float[Array, "b"] | None = None,
-    replayed: Bool[Array, "b"] | None = None,
-    sampled: Bool[Array, "b t"] | None = None,
+    rows: UpdateRows, *, n_groups: int, config: AlgorithmConfig, scale: RewardScale
 ) -> tuple[Prepared, Diagnostics]:
-    """Computes advantages and weights of one update's rows, in any order, and its diagnostics
-    (`finalize_diagnostics` turns them into metrics). b: rows; t: tokens of a row.
+    """Computes advantages and weights of one update's rows, and its diagnostics
+    (`finalize_diagnostics` turns them into metrics).
 
-    A response whose reward, entropies or log-probs are not finite is one of unknown reward. The
-    result has the dtype of `old_entropy` and `reward`, which must agree.
-
-    Args:
-        mask: all generated tokens.
-        known: whether the verifier gave a reward.
-        right_at, wrong_at: rewards from which on a response is right, and up to which it is wrong.
-        max_new_tokens: the length by which length penalties and some objectives normalise.
-        group: the prompt of each row, in 0..n_groups-1, or -1 for a padding row. Pass every row of
-            the update: the weights' denominators run over all of them.
-        repetition: share of repeated n-grams of each response, for a repetition penalty.
-        old_logp: log-probs of the trainer, for a correction; rollout_logp: of the sampler.
-        gold: the true reward, NaN where unknown; None: `reward`. Two responses of a group are an
-            inverted pair if their advantages are ordered against it.
-        replayed: rows of earlier steps, which are trained on but generated no token in this one, so
-            that the account of tokens and of uniform groups leaves them out; None: no row is.
-        sampled: tokens of the mask that the step generated, for the account; None: all of them.
+    A response whose reward, entropies or log-probs are not finite is one of unknown reward. Two
+    responses of a group are an inverted pair if their advantages are ordered against the column
+    GOLD, or the reward without it. The account of tokens and of uniform groups leaves out rows of
+    the column EARLIER and tokens that are not in SAMPLED.
 
     Raises:
         ValueError: a setting needs an array that is None, or shapes differ.
     """
+    mask, reward, known, group, old_entropy = rows[:5]
+    max_new_tokens, columns = scale.max_new_tokens, rows.columns or {}
     require_shape("prepare", (None, None), mask=mask)
     require_shape("prepare", mask.shape, old_entropy=old_entropy)
     require_shape("prepare", mask.shape[:1], reward=reward, known=known, group=group)
     dtype = old_entropy.dtype
     known = known & (group >= 0) & jnp.isfinite(reward)
-    known = known & _finite(mask, old_entropy, old_logp, rollout_logp, ref_logp)
+    known = known & _finite(mask, *rows[4:8])
     trained = mask & known[:, None]
 
     # From raw rewards: a penalty must not hide a uniform group from the stages that act on it.
-    kinds = group_kind(reward, known, group, n_groups, right_at=right_at, wrong_at=wrong_at)
+    at = {"right_at": scale.right_at, "wrong_at": scale.wrong_at}
+    kinds = group_kind(reward, known, group, n_groups, **at)
     row_kind = jnp.where(group >= 0, per_row(kinds, group), int(GroupKind.UNDECIDED))
     objective = config.objective
     # Stage 3: penalties make a group of right answers vary; `by_shaping` marks the rows of groups
     # that vary by them alone.
-    shaped, components = _shape(mask, reward, repetition, config, right_at, max_new_tokens)
+    shaped, components = _shape(rows, config, scale)
     response_advantage, by_shaping = group_advantage(
         config.advantage,
         reward,
@@ -109,6 +115,7 @@ def prepare(
         n_groups,
         divides_by_std=objective.divides_by_std,
         shaped=shaped,
+        columns=columns,
     )
     # Stage 4 acts on the groups that are uniform even so.
     still_uniform = jnp.where(by_shaping, int(GroupKind.UNDECIDED), row_kind)
@@ -120,25 +127,29 @@ def prepare(
     )
     prepared = Prepared(advantage, weight, trained, entropy_group)
     # The correction comes after the weights, so that dropped tokens stay in the denominator.
-    prepared, corrected = _corrected(prepared, config, old_logp, rollout_logp)
-    (sampled_rows, kinds), rl_zvp = _sampled(group, kinds, replayed), config.zero_variance.rl_zvp
-    generated = (mask if sampled is None else sampled) & sampled_rows[:, None]
+    prepared, corrected = _corrected(prepared, config, rows)
+    sampled_rows, kinds = _sampled(group, kinds, columns.get(EARLIER))
+    generated, rl_zvp = columns.get(SAMPLED, mask), config.zero_variance.rl_zvp
+    generated = generated & sampled_rows[:, None]
     metrics = waste(
         generated, known, row_kind, kinds, rl_zvp=rl_zvp, by_shaping=by_shaping, dtype=dtype
     )
     metrics |= {f"reward/{name}/mean": mean_of(x, known) for name, x in components.items()}
-    metrics |= corrected | inversion(*_labels(reward, known, gold), advantage, trained, group)
+    metrics |= corrected | inversion(
+        *_labels(reward, known, columns.get(GOLD)), advantage, trained, group
+    )
     return prepared, metrics
 
 
 def _sampled(
-    group: Int[Array, "b"], kinds: Int[Array, "g"], replayed: Bool[Array, "b"] | None
+    group: Int[Array, "b"], kinds: Int[Array, "g"], earlier: Bool[Array, "b"] | None
 ) -> tuple[Bool[Array, "b"], Int[Array, "g"]]:
-    """Returns the rows that the step sampled, and the groups' kinds (UNDECIDED if replayed)."""
-    if replayed is None:
+    """Returns the rows that the step sampled, and the groups' kinds (UNDECIDED if of an
+    earlier one)."""
+    if earlier is None:
         return group >= 0, kinds
-    is_replayed = group_any(replayed, group, len(kinds))
-    return (group >= 0) & ~replayed, jnp.where(is_replayed, int(GroupKind.UNDECIDED), kinds)
+    is_earlier = group_any(earlier, group, len(kinds))
+    return (group >= 0) & ~earlier, jnp.where(is_earlier, int(GroupKind.UNDECIDED), kinds)
 
 
 def _labels(
@@ -176,35 +187,28 @@ def _finite(mask: Bool[Array, "b t"], *arrays: Float[Array, "b t"] | None) -> Bo
 
 
 def _corrected(
-    prepared: Prepared,
-    config: AlgorithmConfig,
-    old_logp: Float[Array, "b t"] | None,
-    rollout_logp: Float[Array, "b t"] | None,
+    prepared: Prepared, config: AlgorithmConfig, rows: UpdateRows
 ) -> tuple[Prepared, Diagnostics]:
     """Multiplies the policy term's weights by the correction. The KL penalty keeps its own weights:
     a token that the correction drops is still pulled to the reference.
     """
     if not config.correction.acts:
         return prepared, {}
-    if old_logp is None or rollout_logp is None:
+    if rows.old_logp is None or rows.rollout_logp is None:
         raise ValueError(
             f"prepare: rl.correction.name = {config.correction.name!r} needs old_logp,"
             " recomputed, and rollout_logp"
         )
-    factor, metrics = correction_weight(old_logp, rollout_logp, prepared.mask, config.correction)
+    factor, metrics = correction_weight(
+        rows.old_logp, rows.rollout_logp, prepared.mask, config.correction
+    )
     kl_weight = prepared.weight if config.uses_reference else None
     return prepared._replace(weight=prepared.weight * factor, kl_weight=kl_weight), metrics
 
 
-def _shape(
-    mask: Bool[Array, "b t"],
-    reward: Float[Array, "b"],
-    repetition: Float[Array, "b"] | None,
-    config: AlgorithmConfig,
-    right_at: float,
-    max_new_tokens: int,
-):
+def _shape(rows: UpdateRows, config: AlgorithmConfig, scale: RewardScale):
     """Applies stage 3: returns the shaped reward and its parts by name."""
+    reward, repetition = rows.reward, rows.repetition
     if not config.shaping.total:
         return reward, {"verifier": reward}
     if config.shaping.repetition_penalty and repetition is None:
@@ -212,11 +216,16 @@ def _shape(
             f"prepare: rl.shaping.repetition_penalty = {config.shaping.repetition_penalty} needs"
             " repetition, a share per response"
         )
-    length = jnp.sum(mask, axis=1, dtype=jnp.int32)
+    length = jnp.sum(rows.mask, axis=1, dtype=jnp.int32)
     # Without a repetition penalty the share is multiplied by 0.
     repeated = jnp.zeros_like(reward) if repetition is None else repetition
     penalty = penalties(
-        reward, length, repeated, config.shaping, right_at=right_at, max_new_tokens=max_new_tokens
+        reward,
+        length,
+        repeated,
+        config.shaping,
+        right_at=scale.right_at,
+        max_new_tokens=scale.max_new_tokens,
     )
     return reward - sum(penalty.values()), {
         "verifier": reward,

@@ -100,8 +100,8 @@ Tokens far apart | share of tokens | share
     mismatch/extreme_frac | extreme | red
 Hotter samples of growth | log-prob difference, nats; they differ by intent | log
     mismatch/hotter/logp_abs_diff | difference | grey
-Samples of replayed groups | log-prob difference, nats; they are of older weights | log
-    mismatch/replayed/logp_abs_diff | difference | grey
+Samples of earlier steps | log-prob difference, nats; they are of older weights | log
+    mismatch/earlier/logp_abs_diff | difference | grey
 Router replay | share of routed tokens | share
     replay/flip_frac | live routing differs | purple
     replay/unset_frac | without a route | grey
@@ -180,15 +180,9 @@ screening/continued_tokens [tokens]: Tokens of the samples after the first ones.
 screening/continued_uniform_groups [groups]: Groups that got all samples although the first ones had
     equal rewards.
 screening/rescued_groups [groups]: Groups whose first rewards were equal and that vary now.
-group_replay/groups [groups]: Groups of earlier steps that the update trained on, in the places of
-    uniform ones.
-group_replay/age [updates]: Mean number of updates since the oldest weights that sampled a replayed
-    group.
-group_replay/tokens [tokens]: Tokens of the replayed groups, which an earlier step generated and
-    counted.
-group_replay/unfilled_groups [groups]: Groups without a difference of rewards that kept their places
-    in the update, for want of a kept group that is young enough.
-group_replay/stored_groups [groups]: Groups that were kept for replay before the step.
+earlier/groups [groups]: Groups of earlier steps that the update trained on (a hook of rl.hooks
+    holds them), in the places of groups of the step.
+earlier/tokens [tokens]: Tokens of these groups, which an earlier step generated and counted.
 drafts/used [samples]: Samples that began with a draft (rl.drafts).
 drafts/scored_tokens [tokens]: Tokens of these drafts.
 drafts/accepted_frac [share]: Accepted tokens of the drafts, of all their tokens; 0 without a draft.
@@ -241,8 +235,8 @@ mismatch/extreme_frac [share]: Tokens whose probabilities in rollout and trainin
 mismatch/ess [share]: Effective sample size of the importance weights over the number of tokens.
 mismatch/hotter/<name>: The mismatch metric of this name over the samples that growth drew at
     another temperature (rl.zero_variance.grow_temperature), which are in no other mismatch metric.
-mismatch/replayed/<name>: The mismatch metric of this name over the samples of replayed groups
-    (rl.group_replay), which are in no other mismatch metric.
+mismatch/earlier/<name>: The mismatch metric of this name over the samples of earlier steps, which
+    are in no other mismatch metric.
 correction/weight_mean: Mean weight that the correction gives a token.
 correction/dropped_frac [share]: Tokens to which the correction gave weight 0.
 replay/flip_frac [share]: Tokens, over all layers, whose live experts are others than the ones used.

@@ -17,7 +17,7 @@ from compass_jax.experience.collect import Collector, new_buffer
 from compass_jax.experience.drafts import check_turns
 from compass_jax.experience.evaluate import turns_of
 from compass_jax.experience.history import PromptHistory
-from compass_jax.memory import check_drafts, check_kept_groups
+from compass_jax.memory import check_drafts, check_held_groups
 from compass_jax.model.params import training_layout
 from compass_jax.model.transformer import Transformer
 from compass_jax.rewards.joined import AnyScorer, check_rows
@@ -67,7 +67,7 @@ class Building:
         check_drafts(config.rl)
         self.config: RunConfig = at_step(config, self.done)
         self.rl = self.config.rl
-        check_kept_groups(self.config, self.rl)
+        check_held_groups(self.config, self.rl)
         self.scorer, self.run_state, self.telemetry = scorer, run_state, telemetry
         self.printed, self.pool = printed, pool
 

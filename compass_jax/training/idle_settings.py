@@ -103,7 +103,7 @@ def _clip_matters(objective: Objective) -> bool:
 
 
 def _idle_rewards(rl: RLConfig, rewards: RewardConfig, data: DataConfig) -> list[str]:
-    """Returns notices about growth, screening, replay of groups and shaping."""
+    """Returns notices about growth, screening and shaping."""
     notices = []
     judged = judged_sources(data)
     if isinstance(rewards.judge, ScalarJudgeConfig) and len(judged) == len(data.sources):
@@ -116,11 +116,6 @@ def _idle_rewards(rl: RLConfig, rewards: RewardConfig, data: DataConfig) -> list
             notices.append(
                 f"rl.step_policy.name = {rl.policy.name!r}: groups stop whose rewards are equal,"
                 " and those of a scalar reward model never are; set it to none"
-            )
-        if rl.group_replay.acts:
-            notices.append(
-                f"rl.group_replay.groups = {rl.group_replay.groups}: groups are replaced whose"
-                " rewards are equal, and those of a scalar reward model never are; set it to 0"
             )
     usual = ShapingConfig()
     for penalty, settings in _PENALTIES.items():
@@ -157,13 +152,13 @@ def _idle_training(config: RLRunConfig) -> list[str]:
     rounded = _eight_bit(config.rollout) != "off" or config.rollout.kv_quantize != "off"
     # Samples come from an older policy or from another temperature.
     off_policy = rl.one_step_off or rl.policy.carries or rl.zero_variance.grow_temperature != 1
-    off_policy = off_policy or rl.group_replay.acts
+    off_policy = off_policy or rl.held_groups > 0
     if rl.correction.acts and exact and not rounded and not off_policy:
         notices.append(
             f"rl.correction.name = {rl.correction.name!r}: rollout and training compute the same"
             " policy in float32, so that every weight is 1 but for rounding; it is for 8-bit or"
-            " bfloat16 rollouts, rl.one_step_off, rl.partial_prompts, rl.group_replay and"
-            " grow_temperature"
+            " bfloat16 rollouts, rl.one_step_off, rl.partial_prompts, hooks that hold"
+            " groups and grow_temperature"
         )
     if rl.optim.warmup_steps >= rl.total_updates:
         notices.append(

@@ -21,16 +21,16 @@ are called in between. training/building.py makes the parts of a trainer.
 
 With `rl.partial_prompts`, collecting ends before the longest samples are finished: they are carried
 into the next step. With `rl.one_step_off`, the rollout of step n + 1 runs during the updates of
-step n, with the weights from before them, and rl.correction compensates. With `rl.group_replay`,
-groups of earlier steps take the places of uniform groups in an update. A step depends on the
-checkpoint only, so a killed run repeats its steps exactly.
+step n, with the weights from before them, and rl.correction compensates. A hook may hold
+groups past their step and train on them in the places of others. A step depends on the checkpoint
+only, so a killed run repeats its steps exactly.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
@@ -38,11 +38,12 @@ from compass_jax.config.curriculum import Stage
 from compass_jax.errors import CompassError
 from compass_jax.experience.assemble import assemble
 from compass_jax.experience.collect import results_of
+from compass_jax.experience.history import outcome
 from compass_jax.experience.judged import failure_of
-from compass_jax.experience.replay import UpdateGroups, store_groups, update_groups
 from compass_jax.machine import return_freed_memory
 from compass_jax.records import Group, Prompt, StepArrays
 from compass_jax.rewards.faults import VerifierError
+from compass_jax.rl.zero_variance import waste_of_dropped, waste_of_replaced
 from compass_jax.runs.telemetry import Telemetry
 from compass_jax.session import RunState
 from compass_jax.training.ahead import CompileAhead
@@ -127,12 +128,13 @@ class RLTrainer:
             return None
         groups = self.buffer.step_groups()
         self._raise_if_all_failed(groups)
-        update = self._update_groups(groups)
         step = StepRecord(
             self.done_steps + 1,
             groups,
-            update,
             self.learner.version,
+            self.config.seed,
+            self.buffer.held,
+            self.rl.held_groups,
             metrics=metrics,
             end=self.run_state.end,
         )
@@ -141,9 +143,7 @@ class RLTrainer:
         # which it cuts samples do not depend on it.
         if self.run_state.interrupted:
             return None
-        step.arrays = self._assemble(update)
-        if self.rl.group_replay.acts:
-            step.metrics |= update.metrics(len(self.buffer.stored))
+        step.arrays = self._assemble(step.trained, step.earlier)
         self.hooks.call(Hook.on_arrays, step)
 
         # 2. and 3. Score and update. Programs that still compile ahead would compete with it.
@@ -201,48 +201,34 @@ class RLTrainer:
         self.telemetry.phase("rollout", self.buffer.finished, max(expected, self.buffer.finished))
         return not self.collect.policy.carries and self.run_state.interrupted
 
-    def _update_groups(self, groups: list[Group]) -> UpdateGroups:
-        """Returns the groups that the step trains on: those that it sampled, with stored groups in
-        the places of uniform ones (rl.group_replay).
+    def _assemble(self, groups: list[Group], earlier: Mapping[int, bool]) -> StepArrays:
+        """Returns the arrays of the groups that a step trains on, with routes copied to the
+        training devices, so that the next rollout may overwrite the engine's buffer of routes.
+        `earlier`: the places of groups of earlier steps, and whether they are routed live.
         """
-        if not self.rl.group_replay.acts:
-            return UpdateGroups(groups)
-        stored, key = list(self.buffer.stored.values()), (self.config.seed, self.done_steps)
-        return update_groups(groups, stored, self.learner.version, self.rl.group_replay, key)
-
-    def _assemble(self, update: UpdateGroups) -> StepArrays:
-        """Returns the arrays of an update's groups, with routes copied to the training devices, so
-        that the next rollout may overwrite the engine's buffer of routes.
-        """
-        routes = self.buffer.routes_of(
-            update.groups, update.live(self.rl.group_replay.max_route_age)
-        )
+        routes = self.buffer.routes_of(groups, [place for place, live in earlier.items() if live])
         heats = self.rl.zero_variance.grow_temperature != 1
         return assemble(
-            update.groups,
+            groups,
             size=self.rl.capacity,
             length=self.rl.buckets[-1],
             ngram=self.rl.shaping.repetition_ngram,
             routes=self.learner.routes_on_mesh(routes),
             gold=self.config.data.labelled,
             hotter_from=self.rl.group_size if heats else None,
-            replayed=update.ages if self.rl.group_replay.acts else None,
+            earlier=earlier if self.rl.held_groups else None,
             drafts=self.rl.drafts is not None,
         )
 
-    def _end_step(self) -> None:
+    def _end_step(self, step: StepRecord) -> None:
         """Updates prompt history and selector by the step's groups, and removes these from the
-        buffer, but for those that are stored for replay. The next stage samples by other settings,
-        so that the last step of a stage stores none.
+        buffer, but for those that hooks hold. The next stage samples by other settings, so that
+        the last step of a stage leaves none.
         """
         results = results_of(self.buffer, self.config.rewards)
         self.parts.history.update(results)
         self.parts.prompts.selector.update(results, self.parts.prompts.stream.epoch)
-        if self.done_steps + 1 >= self.stage.end:
-            self.buffer.discard(list(self.buffer.stored))
-        elif self.rl.group_replay.acts:
-            store_groups(self.buffer, self.learner.version, self.rl.group_replay)
-        self.buffer.end_step()
+        self.buffer.end_step(step.keep if step.number < self.stage.end else ())
 
     def _train(self, step: StepRecord) -> dict[str, float]:
         """Trains on the step's arrays. Its groups stay in the buffer until training ends, so that a
@@ -256,20 +242,16 @@ class RLTrainer:
         of a stage: the next stage samples by other settings.
         """
         self.learner.progress = partial(self.telemetry.phase, "training")
-        train = partial(
-            self.learner.train,
-            step.filled,
-            self.buffer.dropped_tokens,
-            trace=step.trace,
-            replaced=step.update.replaced_outcomes(self.config.rewards),
-        )
+        replaced = [outcome(group, self.config.rewards) for group in step.replaced]
+        accounts = waste_of_dropped(self.buffer.dropped_tokens), waste_of_replaced(replaced)
+        train = partial(self.learner.train, step.filled, accounts, trace=step.trace)
         if not self.rl.one_step_off or step.number >= self.stage.end:
             metrics = train(stopped=lambda: self.run_state.interrupted)
-            self._end_step()
+            self._end_step(step)
             return metrics
         # Before the groups leave the buffer: where a hook fails, the step is saved with them.
         self.hooks.begin_rollout(step.number + 1)
-        self._end_step()
+        self._end_step(step)
         abandoned = threading.Event()
         rollout = self._rollout(step.number + 1, abandoned.is_set)
         thread = ThreadPoolExecutor(1, "rollout")
@@ -328,6 +310,4 @@ class RLTrainer:
     def first_rollout(self) -> StepArrays | None:
         """Runs the next step's rollout without training on it; None where a stop came first."""
         collected = self._rollout(self.done_steps + 1, self._stopped)()
-        return (
-            None if collected is None else self._assemble(UpdateGroups(self.buffer.step_groups()))
-        )
+        return None if collected is None else self._assemble(self.buffer.step_groups(), {})

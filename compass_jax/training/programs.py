@@ -18,8 +18,9 @@ from compass_jax.model.precision import at_least_float32
 from compass_jax.model.routes import put_routes, put_tokens, take_routes, take_tokens
 from compass_jax.model.transformer import Transformer
 from compass_jax.programs import Program, Result, struct
-from compass_jax.records import TrainState
+from compass_jax.records import EARLIER, GOLD, HOTTER, SAMPLED, TrainState
 from compass_jax.rl.bucketing import row_counts
+from compass_jax.rl.prepare import UpdateRows
 from compass_jax.training import step, trained
 
 
@@ -76,23 +77,17 @@ class _Lister:
         per_response = self._host((rows,), jnp.float32)
         known, group = self._host((rows,), jnp.bool_), self._host((rows,), jnp.int32)
         mask = self._host(per_token.shape, jnp.bool_)
-        keywords = {
-            "n_groups": groups,
-            "config": algorithm,
-            "right_at": config.rewards.right_at,
-            "wrong_at": config.rewards.wrong_at,
-            "max_new_tokens": config.rollout.max_new_tokens,
-            "repetition": per_response,
-            "old_logp": per_token,
-            "rollout_logp": per_token,
-            "ref_logp": per_token if algorithm.uses_reference else None,
-            "gold": per_response if config.labelled else None,
-            "sampled": None if config.sampling.drafts is None else mask,
-            "replayed": known if config.sampling.group_replay.acts else None,
+        reference = per_token if algorithm.uses_reference else None
+        columns = {
+            **({GOLD: per_response} if config.labelled else {}),
+            **({SAMPLED: mask} if config.sampling.drafts is not None else {}),
+            **({EARLIER: known} if config.sampling.held_groups else {}),
+            **({HOTTER: known} if config.sampling.zero_variance.grow_temperature != 1 else {}),
         }
-        return Program(
-            "prepare", step.prepare, (mask, per_token, per_response, known, group), keywords
-        )
+        scores = per_token, per_token, per_token, reference
+        inputs = UpdateRows(mask, per_response, known, group, *scores, per_response, columns)
+        keywords = {"n_groups": groups, "config": algorithm, "scale": step.reward_scale(config)}
+        return Program("prepare", step.prepare, (inputs,), keywords)
 
     def micro_batch(self, length: int, count: int, prepare: Program) -> Iterator[Program]:
         """Yields the programs that `count` rows of one bucket, or packed ones, run through."""

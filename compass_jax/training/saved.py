@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import jax
-import numpy as np
 
 from compass_jax.aliases import Json, JsonObject
 from compass_jax.config import RLRunConfig
 from compass_jax.data.stream import PromptStream
+from compass_jax.experience import saved_samples
 from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.experience.collect import Collector
-from compass_jax.experience.drafts import abstract_drafts
 from compass_jax.model.params import in_layout, placed_structs, stack
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.training import optim, trained
@@ -27,10 +26,13 @@ from compass_jax.weights.adapters import adapter_meta, check_base
 from compass_jax.weights.checkpoint import Checkpoints, ValidCheckpoint
 from compass_jax.weights.recorded import check_recorded_routes
 from compass_jax.weights.start import VOCAB_ROWS, first_parameters
+from compass_jax.weights.state import joined, shapes, split
+
+PENDING, IN_META = "pending", "in_meta"  # the samples in flight; the arrays that `meta` has
 
 
 class Stateful(Protocol):
-    """A part of a run whose state is JSON."""
+    """A part of a run whose state is JSON with arrays in it."""
 
     def state(self) -> JsonObject:
         """Returns the state for a checkpoint."""
@@ -66,20 +68,20 @@ class SavedRun:
         # The reference of adapters is their base, which init_from names.
         if learner.reference is not None and learner.frozen is None:
             arrays["reference"] = stack(learner.reference)
-        if not self.buffer.empty:
-            arrays["pending"] = self.buffer.arrays(self.collect.engine.config.max_length)
-        if drafts := self.collect.drafts.state():
-            arrays["drafts"] = self.collect.drafts.arrays()
-        meta = {
-            "kind": "rl",
-            VOCAB_ROWS: self.vocab_rows,
-            **adapter_meta(self.config.lora, self.config.init_from, learner.frozen),
-            "pending": None if self.buffer.empty else self.buffer.state(),
-            "step_policy": self.buffer.policy_state,
-            "drafts": drafts,
-            "hooks": self.hooks.state(),
-            **{name: part.state() for name, part in self.parts.items()},
-        }
+        meta, in_meta = split(
+            {
+                "kind": "rl",
+                VOCAB_ROWS: self.vocab_rows,
+                **adapter_meta(self.config.lora, self.config.init_from, learner.frozen),
+                PENDING: None if self.buffer.empty else saved_samples.state(self.buffer),
+                "step_policy": self.buffer.policy_state,
+                "drafts": self.collect.drafts.state(),
+                "hooks": self.hooks.state(),
+                **{name: part.state() for name, part in self.parts.items()},
+            }
+        )
+        if in_meta:
+            arrays[IN_META] = in_meta
         self.checkpoints.save(step, arrays, meta, wait=wait)
 
     def restore(
@@ -88,11 +90,8 @@ class SavedRun:
         """Returns to a checkpoint; returns its learner."""
         config, meta = self.config, newest.meta()
         abstract = self._abstract(model)
-        if meta.get("pending"):
-            abstract["pending"] = self._abstract_in_flight()
-        drafts = meta.get("drafts")
-        if drafts:
-            abstract["drafts"] = abstract_drafts(drafts)
+        if in_meta := shapes(meta):
+            abstract[IN_META] = self._with_places(in_meta)
         # A checkpoint of adapters does not have their base.
         frozen = first_parameters(config, model) if config.lora.acts else None
         if frozen is not None:
@@ -101,6 +100,7 @@ class SavedRun:
         state, reference = (
             in_layout(arrays.get(name), model.layout) for name in ("state", "reference")
         )
+        meta = joined(meta, arrays.get(IN_META, {}))
         self.vocab_rows = meta.get(VOCAB_ROWS, config.model.vocab_size)
         for name, part in self.parts.items():
             part.restore(meta[name])
@@ -108,10 +108,10 @@ class SavedRun:
         # Checkpoints of older commits have the guard's state alone.
         states = meta.get("hooks", {"guard": meta.get("guard", {})})
         self.hooks.restore(states, newest.manifest.step, tell)
-        if drafts:
-            self.collect.drafts.restore(drafts, arrays["drafts"])
-        if "pending" in arrays:
-            self._restore_in_flight(meta["pending"], arrays["pending"], str(newest.path))
+        if meta.get("drafts"):
+            self.collect.drafts.restore(meta["drafts"])
+        if meta[PENDING]:
+            self._restore_in_flight(meta[PENDING], str(newest.path))
         return Learner(config.learner, model, state, reference, frozen, config.directory)
 
     def earlier(self, last: int, learner: Learner) -> tuple[int, Learner]:
@@ -153,24 +153,22 @@ class SavedRun:
 
         return placed_structs(jax.eval_shape(fresh), config.model, model.placement)
 
-    def _abstract_in_flight(self) -> JsonObject:
-        """Returns the shapes of unfinished samples, with the routes where the engine has them: each
-        process reads its rows.
+    def _with_places(
+        self, in_meta: dict[str, jax.ShapeDtypeStruct]
+    ) -> dict[str, jax.ShapeDtypeStruct]:
+        """Returns the shapes of the arrays in `meta`, with the routes where the engine has them:
+        each process reads its rows.
         """
-        engine = self.collect.engine
-        abstract = jax.eval_shape(lambda: self.buffer.arrays(engine.config.max_length))
-        if "routes" in abstract and engine.placement is not None:
-            routes = abstract["routes"]
-            sharding = engine.placement.rows(len(routes))
-            abstract["routes"] = jax.ShapeDtypeStruct(routes.shape, routes.dtype, sharding=sharding)
-        return abstract
+        placement, name = self.collect.engine.placement, f"{PENDING}.routes"
+        if name in in_meta and placement is not None:
+            routes = in_meta[name]
+            sharding = placement.rows(len(routes))
+            in_meta[name] = jax.ShapeDtypeStruct(routes.shape, routes.dtype, sharding=sharding)
+        return in_meta
 
-    def _restore_in_flight(self, state: JsonObject, arrays: JsonObject, path: str) -> None:
-        engine = self.collect.engine
-        routes = engine.adopt(arrays.get("routes"))
+    def _restore_in_flight(self, state: JsonObject, path: str) -> None:
+        routes = self.collect.engine.adopt(state["routes"])
         if routes is not None:
-            # The last rows are of stored groups without routes.
-            lengths = np.asarray(arrays["lengths"])[: len(routes)]
+            lengths = saved_samples.row_lengths(state, len(routes))
             check_recorded_routes(lengths, routes, self.config.model, path)
-            arrays = {**arrays, "routes": routes}
-        self.buffer.restore(state, arrays, self.stream.find, engine.end_ids)
+        saved_samples.restore(self.buffer, {**state, "routes": routes}, self.stream.find)

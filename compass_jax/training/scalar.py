@@ -154,7 +154,7 @@ def pair_gradients(
     grads, (losses, margin, aux) = jax.grad(loss, has_aux=True)(trained)
     decided = jnp.where(gold != 0, weight, 0)
     right = jnp.where(margin * gold.astype(margin.dtype) > 0, weight, 0)
-    return step.stored(model, grads), {
+    return step.constrained(model, grads), {
         "loss": (losses,),
         "scalar/right_frac": (jnp.sum(right), jnp.sum(decided)),
         "scalar/margin": (jnp.sum(weight * jnp.abs(margin)), jnp.sum(weight)),

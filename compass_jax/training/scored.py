@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
@@ -12,11 +11,12 @@ from jaxtyping import Array, Bool, Int, UInt
 
 from compass_jax.aliases import Tree
 from compass_jax.model.routes import put_routes, put_tokens, take_routes, take_tokens
-from compass_jax.records import StepArrays
+from compass_jax.records import EARLIER, HOTTER, StepArrays
 from compass_jax.rl.bucketing import MicroBatch, padding_frac, take_rows
 from compass_jax.rl.correction import mismatch
 from compass_jax.rl.diagnostics import Diagnostics
-from compass_jax.rl.prepare import Prepared
+from compass_jax.rl.prepare import Prepared, UpdateRows
+from compass_jax.rl.row_plan import RowPlan, UpdatePlan
 from compass_jax.sharding import fetch
 from compass_jax.training import step
 
@@ -30,9 +30,42 @@ class Scored:
     old_logp: np.ndarray  # float32 [b t]
     old_entropy: np.ndarray  # float32 [b t], nats
     ref_logp: np.ndarray | None  # float32 [b t], the reference's; None: no reference
+    plan: RowPlan
     diagnostics: Diagnostics = field(default_factory=dict)
-    idle: np.ndarray | None = None  # bool [b]: rows without a gradient; None: no row
-    skipped: np.ndarray | None = None  # bool [b]: idle rows that are not scored; None: no row
+
+    def rows_of(self, rows: slice, capacity: int) -> UpdateRows:
+        """Returns the rows of an update, of groups of `capacity` rows. Raises ValueError where they
+        are not whole groups.
+        """
+        if rows.start % capacity or rows.stop % capacity or rows.step not in (None, 1):
+            raise ValueError(
+                f"Learner: rows {rows.start}:{rows.stop} do not cover whole groups of"
+                f" {capacity} rows; take one of Learner.updates"
+            )
+        arrays = self.arrays
+        inputs: Tree = (
+            arrays.mask[rows],
+            arrays.reward[rows],
+            arrays.known[rows],
+            # Groups are numbered within the rollout, in `prepare` within the update.
+            np.where(arrays.group[rows] < 0, -1, arrays.group[rows] - rows.start // capacity),
+            self.old_entropy[rows],
+            self.old_logp[rows],
+            arrays.rollout_logp[rows],
+            None if self.ref_logp is None else self.ref_logp[rows],
+            arrays.repetition[rows],
+            {name: column[rows] for name, column in arrays.columns.items()},
+        )
+        return UpdateRows(*inputs)
+
+    def update_of(self, rows: slice) -> UpdatePlan:
+        """Returns the plan of the update of these rows. Raises ValueError where there is none."""
+        for update in self.plan.updates:
+            if update.rows == rows:
+                return update
+        raise ValueError(
+            f"Learner: no update has the rows {rows.start}:{rows.stop}; take one of Learner.updates"
+        )
 
 
 class Sequences(NamedTuple):
@@ -154,20 +187,22 @@ def put_rows(target: np.ndarray, micro: MicroBatch, values: Array) -> None:
     target[micro.rows[real], :length] = by_sequence(micro, values)[real, :length]
 
 
-def score_account(scored: Scored, micros: Sequence[MicroBatch]) -> Diagnostics:
-    """Returns the mismatch to the sampler, the mean entropy and the padding of a scored rollout.
+def score_account(scored: Scored, *, counts_idle: bool) -> Diagnostics:
+    """Returns the mismatch to the sampler, the mean entropy, the padding and, if it `counts_idle`
+    ones, the share of tokens in rows without a gradient, of a scored rollout.
     Rows sampled at another temperature, and rows of earlier steps, have separate mismatches, since
     they differ from training by intent and would hide a fault of the others. Skipped rows have no
     mismatch, and are taken to have the entropy of the idle rows that are scored.
     """
-    arrays = scored.arrays
+    arrays, skipped = scored.arrays, scored.plan.skipped
     logp = jnp.asarray(scored.old_logp), jnp.asarray(arrays.rollout_logp)
     gap: Diagnostics = {}
     rest, lengths = arrays.mask, arrays.lengths
-    if scored.skipped is not None:
-        rest, lengths = rest & ~scored.skipped[:, None], lengths[~scored.skipped]
+    if skipped is not None:
+        rest, lengths = rest & ~skipped[:, None], lengths[~skipped]
     entropy = np.float32(_summed_entropy(scored, rest))
-    for name, rows in (("replayed", arrays.replayed), ("hotter", arrays.hotter)):
+    for name in (EARLIER, HOTTER):
+        rows = arrays.columns.get(name)
         part = np.zeros_like(rest) if rows is None else rest & rows[:, None]
         if part.any():
             of_part = mismatch(*logp, jnp.asarray(part))
@@ -175,17 +210,21 @@ def score_account(scored: Scored, micros: Sequence[MicroBatch]) -> Diagnostics:
         rest = rest & ~part
     gap |= mismatch(*logp, jnp.asarray(rest))
     tokens = np.float32(max(arrays.mask.sum(), 1))
+    if counts_idle:
+        of_rows = arrays.lengths.astype(np.float32)
+        idle = np.sum(of_rows, where=scored.plan.idle)
+        gap["train/idle_frac"] = (jnp.asarray(idle), jnp.asarray(np.sum(of_rows)))
     return gap | {
         "entropy_nats": (jnp.asarray(entropy), jnp.asarray(tokens)),
-        "padding_frac": (jnp.float32(padding_frac(micros, lengths)), jnp.float32(1)),
+        "padding_frac": (jnp.float32(padding_frac(scored.plan.scored, lengths)), jnp.float32(1)),
     }
 
 
 def _summed_entropy(scored: Scored, mask: np.ndarray) -> float:
     """Returns the sum of the entropies of all tokens, of which those of the mask are scored."""
-    if scored.skipped is None or scored.idle is None:
+    if scored.plan.skipped is None:
         return float(np.sum(scored.old_entropy, where=mask))
-    idle = scored.idle[:, None]
+    idle = scored.plan.idle[:, None]
     sums = [float(np.sum(scored.old_entropy, where=mask & part)) for part in (~idle, idle)]
     tokens = [np.sum(x & idle) for x in (scored.arrays.mask, mask)]
     return sums[0] + sums[1] * tokens[0] / max(tokens[1], 1)

@@ -19,7 +19,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt
 
 from compass_jax.aliases import Tree
-from compass_jax.config import ModelConfig, Objective, OptimConfig
+from compass_jax.config import LearnerConfig, ModelConfig, Objective, OptimConfig
 from compass_jax.model.logprobs import head_weights, token_logprobs
 from compass_jax.model.lora import trainable
 from compass_jax.model.moe import RouterStats
@@ -29,6 +29,7 @@ from compass_jax.model.transformer import apply as apply_model
 from compass_jax.records import TrainState
 from compass_jax.rl.diagnostics import Diagnostics
 from compass_jax.rl.policy import policy_objective
+from compass_jax.rl.prepare import RewardScale
 from compass_jax.rl.prepare import prepare as _prepare
 from compass_jax.training import optim
 from compass_jax.training.pullback import Pullback
@@ -63,9 +64,13 @@ class UpdateBatch(NamedTuple):
     places: Places | None = None  # of sequences that share rows
 
 
-prepare = partial(
-    jax.jit, static_argnames=("n_groups", "config", "right_at", "wrong_at", "max_new_tokens")
-)(_prepare)
+prepare = partial(jax.jit, static_argnames=("n_groups", "config", "scale"))(_prepare)
+
+
+def reward_scale(config: LearnerConfig) -> RewardScale:
+    """Returns the scale of a run's rewards and lengths."""
+    rewards = config.rewards
+    return RewardScale(rewards.right_at, rewards.wrong_at, config.rollout.max_new_tokens)
 
 
 def forward(
@@ -157,10 +162,10 @@ def pull(model: Transformer, params: Tree, pullback: Pullback, cotangents):
     `forward_and_pullback` at `params` and its cotangents; over a mesh it has the sharding of what
     it belongs to.
     """
-    return stored(model, pullback.within(params)(cotangents)[0])
+    return constrained(model, pullback.within(params)(cotangents)[0])
 
 
-def stored(model: Transformer, grads: Tree) -> Tree:
+def constrained(model: Transformer, grads: Tree) -> Tree:
     """Constrains gradients to their parameters' sharding: without it the compiler may replicate
     them on every device.
     """
@@ -337,7 +342,7 @@ def sft_gradients(
         )
 
     grads, (nll, entropy, aux) = jax.grad(loss, has_aux=True)(trained)
-    return stored(model, grads), {
+    return constrained(model, grads), {
         "loss": (nll,),
         "entropy_nats": (entropy,),
         **router_diagnostics(aux),

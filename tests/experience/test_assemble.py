@@ -7,7 +7,7 @@ import pytest
 from tiny import EOS, make_prompt
 
 from compass_jax.experience.assemble import assemble
-from compass_jax.records import Group, Rollout, Score
+from compass_jax.records import GOLD, HOTTER, Group, Rollout, Score
 
 PROMPTS = [make_prompt(i, n) for i, n in enumerate((3, 5))]
 RESPONSES = ((2, 4), (1, 3))  # generated tokens of each sample
@@ -88,15 +88,14 @@ def test_groups_of_different_sizes_keep_their_rows_and_leave_the_others_empty():
 
 def test_samples_that_growth_drew_hotter_are_marked_by_their_place_in_the_group():
     group = Group(PROMPTS[0], (ROLLOUTS[0], ROLLOUTS[1]), (SCORES[0], SCORES[1]))
-    assert assemble([group], 3, 10, 2).hotter is None
-    marked = assemble([group, group], 3, 10, 2, hotter_from=1).hotter
+    assert HOTTER not in assemble([group], 3, 10, 2).columns
+    marked = assemble([group, group], 3, 10, 2, hotter_from=1).columns[HOTTER]
     np.testing.assert_array_equal(marked, [False, True, True] * 2)
 
 
 def test_gold_labels_come_from_the_scores_and_are_unknown_where_there_is_none():
     scores = (Score(1.0, True, components={"gold": 0.25}), Score(0.0, True))
     group = Group(PROMPTS[0], (ROLLOUTS[0], ROLLOUTS[1]), scores)
-    assert assemble([group], 3, 10, 2).gold is None
-    np.testing.assert_array_equal(
-        assemble([group], 3, 10, 2, gold=True).gold, np.array([0.25, np.nan, np.nan], np.float32)
-    )
+    assert GOLD not in assemble([group], 3, 10, 2).columns
+    gold = assemble([group], 3, 10, 2, gold=True).columns[GOLD]
+    np.testing.assert_array_equal(gold, np.array([0.25, np.nan, np.nan], np.float32))

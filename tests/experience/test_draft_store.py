@@ -18,14 +18,14 @@ from compass_jax.config import ConfigError, RLConfig
 from compass_jax.experience.assemble import assemble
 from compass_jax.experience.drafts import (
     DraftStore,
-    abstract_drafts,
     accepted_frac,
     check_turns,
     draft_metrics,
 )
 from compass_jax.experience.history import outcome
-from compass_jax.records import Draft, Group, Rollout, Score
+from compass_jax.records import SAMPLED, Draft, Group, Rollout, Score
 from compass_jax.rollout.drafts import Coupled, Lenient
+from compass_jax.weights.state import joined, split
 
 
 def group(number, visit, lengths=(3, 5), drafted=(0, 0), draft_tokens=(0, 0)):
@@ -80,22 +80,21 @@ def test_the_prompts_visited_longest_ago_are_forgotten():
 def test_a_checkpoint_holds_the_drafts_in_order():
     store = DraftStore(Lenient(kept_tokens=20))
     store.add([group(0, 0), group(1, 0, (4,))])
-    state, arrays = json.loads(json.dumps(store.state())), store.arrays()
-    shapes = {name: (x.shape, x.dtype) for name, x in arrays.items()}
-    assert shapes == {name: (x.shape, x.dtype) for name, x in abstract_drafts(state).items()}
+    plain, arrays = split(store.state())
+    state = joined(json.loads(json.dumps(plain)), arrays)
     restored = DraftStore(Lenient(kept_tokens=20))
-    restored.restore(state, arrays)
+    restored.restore(state)
     for target in (store, restored):
         target.add([group(2, 0, (9,))])  # the oldest goes
-    assert restored.state() == store.state() and restored.tokens == store.tokens == 13
-    jax.tree.map(np.testing.assert_array_equal, restored.arrays(), store.arrays())
+    assert restored.tokens == store.tokens == 13
+    jax.tree.map(np.testing.assert_array_equal, restored.state(), store.state())
     fewer = DraftStore(Lenient(kept_tokens=5))
-    fewer.restore(state, arrays)
+    fewer.restore(state)
     assert fewer.tokens == 4 and fewer.find(keys(1, 1, 1))
     draft = fewer.find(keys(1, 1, 1))[keys(1, 1, 1)[0]]
     assert isinstance(draft, Draft) and draft.tokens.dtype == np.int32
     off = DraftStore(None)
-    off.restore(state, arrays)
+    off.restore(state)
     assert off.state() is None
 
 
@@ -110,9 +109,9 @@ def test_drafted_tokens_are_in_a_column_of_their_own():
     of_group = outcome(groups[0], tiny_run().rewards)
     assert (of_group.response_tokens, of_group.given_tokens) == (8, 2)
     arrays = assemble(groups, 2, 12, 2, drafts=True)
-    np.testing.assert_array_equal(arrays.sampled[0], arrays.mask[0] & (np.arange(12) >= 6))
-    np.testing.assert_array_equal(arrays.sampled[1:], arrays.mask[1:])
-    assert assemble(groups, 2, 12, 2).sampled is None
+    np.testing.assert_array_equal(arrays.columns[SAMPLED][0], arrays.mask[0] & (np.arange(12) >= 6))
+    np.testing.assert_array_equal(arrays.columns[SAMPLED][1:], arrays.mask[1:])
+    assert SAMPLED not in assemble(groups, 2, 12, 2).columns
 
 
 REFUSED = {

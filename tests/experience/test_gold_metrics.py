@@ -8,7 +8,7 @@ import pytest
 from tiny import make_prompt
 
 from compass_jax.experience.metrics import label_inversion
-from compass_jax.records import Group, StepArrays
+from compass_jax.records import GOLD, Group, StepArrays
 from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.rl.prepare import Prepared
 from compass_jax.rl.shaping import inversion
@@ -24,7 +24,7 @@ def test_the_shares_by_label_add_up_to_the_share_of_all():
     mask[2] = False
     advantage = rng.normal(size=(b, 5)).astype(np.float32)
     prepared = Prepared(np.where(mask, advantage, 7.0), mask * 1.0, mask, None)
-    arrays = StepArrays(*(None,) * 7, group, gold=gold)
+    arrays = StepArrays(*(None,) * 7, group, columns={GOLD: gold})
     groups = [
         Group(dataclasses.replace(make_prompt(i, 3), label=label), (), ())
         for i, label in enumerate(labels)
@@ -48,4 +48,4 @@ def test_the_shares_by_label_add_up_to_the_share_of_all():
     together = inversion(*map(jnp.asarray, (filled, known, prepared.advantage, mask, group)))
     share = finalize_diagnostics(together)["advantage/inversion_frac"]
     assert float(share) == pytest.approx(wrong / pairs) and pairs > 10 > 0 < wrong
-    assert label_inversion(groups, dataclasses.replace(arrays, gold=None), mean) == {}
+    assert label_inversion(groups, dataclasses.replace(arrays, columns={}), mean) == {}

@@ -10,25 +10,26 @@ from types import SimpleNamespace
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from replaying import GroupReplay
 from tiny import EOS, make_prompt
 
 from compass_jax.config import (
-    GroupReplayConfig,
     RewardConfig,
     RLConfig,
     ZeroVarianceConfig,
     named_correction,
 )
-from compass_jax.experience import collect
+from compass_jax.experience import collect, saved_samples
 from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.experience.collect import Collector, results_of
-from compass_jax.experience.replay import UpdateGroups, store_groups, update_groups
 from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.experience.turns import Turns
 from compass_jax.model.routes import take_routes
 from compass_jax.records import Rollout, Score
 from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Sampler
+from compass_jax.training.hooks.base import StepRecord
+from compass_jax.weights.state import joined, shapes, split
 
 LENGTH, SLOTS, STEPS = 12, 5, 3
 DYNAMIC = {"rl_zvp": False, "dynamic_sampling": True, "dynamic_batch": 2, "dynamic_rounds": 3}
@@ -45,7 +46,7 @@ def replaying(max_route_age=0, stages=None, **settings):
     """
     return rl_config(
         prompts_per_step=3,
-        group_replay=GroupReplayConfig(groups=4, max_age=2, max_route_age=max_route_age),
+        hooks=(GroupReplay(groups=4, max_age=2, max_route_age=max_route_age),),
         zero_variance=ZeroVarianceConfig(**{"rl_zvp": False, **(stages or {})}),
         correction=named_correction("tis"),
         **{"group_size": 2, **settings},
@@ -111,11 +112,8 @@ class World:
 
     def new_buffer(self):
         rl = self.config
-        stored = rl.group_replay
-        return ExperienceBuffer(
-            RouteBuffer(*ROUTES, rl.routed_groups, rl.capacity),
-            unrouted=stored.groups - stored.routed_groups,
-        )
+        routes = RouteBuffer(*ROUTES, rl.routed_groups, rl.capacity)
+        return ExperienceBuffer(routes, rl.holds_routes)
 
     def find(self, prompt_id, visit):
         return make_prompt(prompt_id - 1000, 3, visit)
@@ -235,33 +233,39 @@ class Batch:
 
 def saved(world, buffer):
     """Returns a copy of the buffer that was saved to a checkpoint and restored."""
-    state, arrays = json.loads(json.dumps(buffer.state())), buffer.arrays(LENGTH)
-    fresh = world.new_buffer()
+    before, arrays = split(saved_samples.state(buffer))
+    state, fresh = json.loads(json.dumps(before)), world.new_buffer()
     assert {k: (v.shape, v.dtype) for k, v in arrays.items()} == {
-        k: (v.shape, v.dtype) for k, v in fresh.arrays(LENGTH).items()
+        k: (v.shape, v.dtype) for k, v in shapes(state).items()
     }
-    fresh.restore(state, arrays, world.find, (EOS,))
+    saved_samples.restore(fresh, joined(state, arrays), world.find)
     fresh.policy_state = json.loads(json.dumps(buffer.policy_state))
-    assert fresh.state() == state
+    again, of_fresh = split(saved_samples.state(fresh))
+    assert again == state
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(of_fresh[name], array)
     return fresh
+
+
+def state_of(buffer):
+    """Returns the buffer's state without its arrays."""
+    return split(saved_samples.state(buffer))[0]
 
 
 def trained(config, buffer, step):
     """Returns the groups that a step trains on, checks their routes and ends the step."""
-    groups, replay, size = buffer.step_groups(), config.group_replay, config.capacity
-    update = UpdateGroups(groups)
-    if replay.acts:
-        update = update_groups(groups, list(buffer.stored.values()), step, replay, (0, step))
-    live = update.live(replay.max_route_age)
-    flat = np.asarray(buffer.routes_of(update.groups, live)).ravel()
-    for n, group in enumerate(update.groups):
+    size, room = config.capacity, config.held_groups
+    record = StepRecord(step + 1, buffer.step_groups(), step, 0, buffer.held, room)
+    for hook in config.hooks:
+        hook.on_groups(record, {})
+    live = [place for place, is_live in record.earlier.items() if is_live]
+    flat = np.asarray(buffer.routes_of(record.trained, live)).ravel()
+    for n, group in enumerate(record.trained):
         routes = [255 if n in live else drawn(r.key)[2] for r in group.rollouts]
         unset = [255] * (size - len(routes))
         np.testing.assert_array_equal(flat[n * size : (n + 1) * size], routes + unset)
-    if replay.acts:
-        store_groups(buffer, step + 1, replay)
-    buffer.end_step()
-    return update
+    buffer.end_step(record.keep)
+    return record
 
 
 def run(world, restart=lambda step, stopped: False):
@@ -280,8 +284,8 @@ def run(world, restart=lambda step, stopped: False):
             world.stop_at = None
         counts = {k: v for k, v in metrics.items() if k.startswith(("zero", "rollout/carried"))}
         results = [(p.key, tuple(o)) for p, o in results_of(buffer, RewardConfig())]
-        update = trained(world.config, buffer, step)
-        samples = [r for group in update.groups for r in group.rollouts]
+        record = trained(world.config, buffer, step)
+        samples = [r for group in record.trained for r in group.rollouts]
         versions = [r.versions.tolist() for r in samples]
         out.append(([r.key for r in samples], results, counts, versions))
         if restart(step, stopped):
@@ -368,7 +372,8 @@ def test_a_whole_rollout_that_nobody_has_trained_on_comes_back_whole(name):
     place, count = world.place, len(world.batches)
     resumed = saved(world, buffer)
     metrics = world.collector()(resumed, *args)
-    assert (world.place, len(world.batches)) == (place, count) and resumed.state() == buffer.state()
+    assert (world.place, len(world.batches)) == (place, count)
+    assert state_of(resumed) == state_of(buffer)
     names = [n for n in expected if n.startswith(("zero", "rollout/carried"))]
     assert {n: metrics[n] for n in names} == {n: expected[n] for n in names}
 

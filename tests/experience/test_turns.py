@@ -12,6 +12,7 @@ from tiny import COMPUTE, EOS, MODEL, ROLLOUT, UNSET, make_prompt, random_params
 
 from compass_jax.config import RewardConfig, RLConfig
 from compass_jax.errors import UserError
+from compass_jax.experience import saved_samples
 from compass_jax.experience.assemble import assemble
 from compass_jax.experience.collect import Collector, new_buffer
 from compass_jax.experience.history import outcome
@@ -19,10 +20,12 @@ from compass_jax.experience.metrics import staleness
 from compass_jax.experience.turns import Turns
 from compass_jax.model.params import to_decode
 from compass_jax.records import GIVEN, Group, Rollout, Score
+from compass_jax.rl.prepare import RewardScale, UpdateRows
 from compass_jax.rollout.batcher import Batcher
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.slots import Slots
 from compass_jax.training import step
+from compass_jax.weights.state import joined, split
 
 pytestmark = pytest.mark.usefixtures("fully_optimised")
 TURNS, LENGTH = 3, 40
@@ -95,10 +98,11 @@ class World:
 
     def killed(self):
         """Returns a new process that continues from the checkpoint of this one."""
-        state, arrays = json.loads(json.dumps(self.buffer.state())), self.buffer.arrays(LENGTH)
+        state, arrays = split(saved_samples.state(self.buffer))
+        state = joined(json.loads(json.dumps(state)), arrays)
         other = World(prompts=self.prompts)
         prompts = {prompt.key: prompt for prompt in self.prompts}
-        other.buffer.restore(state, arrays, lambda *key: prompts[key], (EOS,))
+        saved_samples.restore(other.buffer, state, lambda *key: prompts[key])
         return other
 
     def results(self):
@@ -161,22 +165,18 @@ def test_what_the_environment_said_has_routes_and_no_gradient(undisturbed):
     routes = undisturbed.buffer.routes_of(groups)
     arrays = assemble(groups, 4, LENGTH, 2, routes)
     rows = np.arange(16)
-    prepared, _ = step.prepare(
+    inputs = UpdateRows(
         arrays.mask,
-        np.ones_like(arrays.rollout_logp),
         arrays.reward,
         arrays.known,
         arrays.group,
-        n_groups=4,
-        config=RL,
-        right_at=1.0,
-        wrong_at=0.0,
-        max_new_tokens=24,
+        np.ones_like(arrays.rollout_logp),
+        arrays.rollout_logp,
+        arrays.rollout_logp,
         repetition=arrays.repetition,
-        old_logp=arrays.rollout_logp,
-        rollout_logp=arrays.rollout_logp,
-        ref_logp=None,
     )
+    scale = RewardScale(1.0, 0.0, max_new_tokens=24)
+    prepared, _ = step.prepare(inputs, n_groups=4, config=RL, scale=scale)
     rollouts = [r for group in groups for r in group.rollouts]
     from_environment = np.zeros_like(arrays.mask)
     for row, rollout in zip(rows, rollouts, strict=True):
@@ -348,5 +348,5 @@ def test_a_checkpoint_has_no_routes_of_a_turn_that_will_be_sampled_anew():
     paused = dataclasses.replace(talk(5, GIVEN), prompt=PROMPTS[0], row=1)
     world.buffer.put(paused, done=False)
     world.buffer.routes.rows = world.buffer.routes.rows.at[1].set(3)
-    routes = np.asarray(world.buffer.arrays(LENGTH)["routes"])[1]
+    routes = np.asarray(saved_samples.state(world.buffer)["routes"])[1]
     assert (routes[:3] == 3).all() and (routes[3:] == UNSET).all()

@@ -11,9 +11,10 @@ from contextlib import contextmanager
 import jax
 import pytest
 from evolve import with_size
+from replaying import GroupReplay
 from tiny_run import tiny_run
 
-from compass_jax.config import GroupReplayConfig, ZeroVarianceConfig, named_correction
+from compass_jax.config import ZeroVarianceConfig, named_correction
 from compass_jax.model import routes
 from compass_jax.model.params import training_layout
 from compass_jax.model.transformer import Transformer
@@ -100,7 +101,7 @@ VARIANTS = {
             "steps": 3,
             "correction": TIS,
             "zero_variance": ZeroVarianceConfig(rl_zvp=False),
-            "group_replay": GroupReplayConfig(groups=8, max_age=2, max_route_age=1),
+            "hooks": (GroupReplay(groups=8, max_age=2, max_route_age=1),),
         }
     },
     "R2, reference": {"rl": {"replay": "R2", "objective": grpo(kl_coef=0.1)}},
@@ -161,8 +162,8 @@ def test_grown_groups_are_prefilled_at_their_largest_size():
     for rl, groups in (
         ({"zero_variance": later}, 3 * 4 + 4),
         ({"partial_prompts": 2, "correction": TIS}, 4 + 2),
-        ({"group_replay": GroupReplayConfig(groups=8, max_route_age=1)}, 4 + 8),
-        ({"group_replay": GroupReplayConfig(groups=8)}, 4),
+        ({"hooks": (GroupReplay(groups=8, max_route_age=1),)}, 4 + 8),
+        ({"hooks": (GroupReplay(groups=8),)}, 4),
     ):
         by_name = {x.name: x for x in planned(listed(changed(tiny_run(), rl=rl)))}
         assert by_name["store"].arguments[1] == groups * 4

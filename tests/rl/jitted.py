@@ -5,27 +5,32 @@ operations would be compiled separately.
 import jax
 import jax.numpy as jnp
 
+from compass_jax.records import EARLIER, GOLD, SAMPLED
 from compass_jax.rl import prepare as module
 from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.rl.policy import policy_objective
+from compass_jax.rl.prepare import RewardScale, UpdateRows
 
-STATIC = ("n_groups", "config", "right_at", "wrong_at", "max_new_tokens")
-prepare = jax.jit(module.prepare, static_argnames=STATIC)
+prepare = jax.jit(module.prepare, static_argnames=("n_groups", "config", "scale"))
+COLUMNS = (GOLD, EARLIER, SAMPLED)
 
 
 def prepare_rows(mask, entropy, reward, known, group, config, dtype=jnp.float32, **options):
     """Returns the prepared rows and their metrics as numbers; an entropy of None is 1 nat."""
-    optional = ("repetition", "old_logp", "rollout_logp", "gold")
-    arrays = {name: jnp.asarray(options.pop(name), dtype) for name in optional if name in options}
-    settings = {"right_at": 1.0, "wrong_at": 0.0, "max_new_tokens": 16, "config": config}
-    prepared, diagnostics = prepare(
+    columns = {name: jnp.asarray(options.pop(name)) for name in COLUMNS if name in options}
+    n_groups = options.pop("n_groups", int(max(group)) + 1)
+    scale = {"right_at": 1.0, "wrong_at": 0.0, "max_new_tokens": 16}
+    scale = RewardScale(**{name: options.pop(name, value) for name, value in scale.items()})
+    rows = UpdateRows(
         jnp.asarray(mask),
-        jnp.ones(mask.shape, dtype) if entropy is None else jnp.asarray(entropy, dtype),
         jnp.asarray(reward, dtype),
         jnp.asarray(known),
         jnp.asarray(group, jnp.int32),
-        **(settings | {"n_groups": int(max(group)) + 1} | options | arrays),
+        jnp.ones(mask.shape, dtype) if entropy is None else jnp.asarray(entropy, dtype),
+        columns={k: x.astype(dtype) if k == GOLD else x for k, x in columns.items()},
+        **{name: jnp.asarray(x, dtype) for name, x in options.items()},
     )
+    prepared, diagnostics = prepare(rows, n_groups=n_groups, config=config, scale=scale)
     return prepared, numbers(diagnostics)
 
 

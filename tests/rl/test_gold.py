@@ -77,6 +77,7 @@ def test_the_compiled_program_takes_labels_where_a_source_has_them(gold):
     source = TaskSource("tasks:task", gold=gold)
     config = evolve(config, data={"sources": (source,)})
     model = type("NoMesh", (), {"placement": None})
-    keywords = next(iter(training_programs(config.learner, model, None, None))).keywords
+    inputs = next(iter(training_programs(config.learner, model, None, None))).arguments[0]
     rows = config.rl.prompts_per_step // config.rl.updates_per_rollout * config.rl.capacity
-    assert (keywords["gold"] and keywords["gold"].shape) == ((rows,) if gold else None)
+    shapes = {name: column.shape for name, column in inputs.columns.items()}
+    assert shapes == ({"gold": (rows,)} if gold else {})

@@ -30,7 +30,7 @@ from compass_jax.rl.objectives.cispo import Cispo
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo, dapo_surrogate, dr_grpo
 from compass_jax.rl.objectives.gspo import Gspo
-from compass_jax.rl.prepare import Prepared, prepare
+from compass_jax.rl.prepare import Prepared, RewardScale, UpdateRows, prepare
 
 LENGTH, REPETITION = (
     ShapingConfig(length_penalty=0.2, length_free_tokens=2),
@@ -77,11 +77,10 @@ CONFIGS_AND_PLAIN = CONFIGS | {
 def prepared(
     name, mask, entropy, reward, known, group, repetition, old_logp, rollout_logp, n_groups
 ):
-    settings = {"config": CONFIGS_AND_PLAIN[name], "n_groups": n_groups, "max_new_tokens": 16}
     log_probs = {"old_logp": old_logp, "rollout_logp": rollout_logp}
-    arrays = mask, entropy, reward, known, group
-    limits = {"right_at": 1.0, "wrong_at": 0.0}
-    return prepare(*arrays, repetition=repetition, **log_probs, **settings, **limits)
+    rows = UpdateRows(mask, reward, known, group, entropy, **log_probs, repetition=repetition)
+    config, scale = CONFIGS_AND_PLAIN[name], RewardScale(1.0, 0.0, max_new_tokens=16)
+    return prepare(rows, n_groups=n_groups, config=config, scale=scale)
 
 
 @functools.partial(jax.jit, static_argnames="name")

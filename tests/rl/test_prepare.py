@@ -19,34 +19,30 @@ from compass_jax.config import (
     ZeroVarianceConfig,
     named_correction,
 )
+from compass_jax.records import SAMPLED
 from compass_jax.rl.advantages.grpo import GrpoAdvantage
 from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rl.objectives.gspo import Gspo
+from compass_jax.rl.prepare import RewardScale, UpdateRows
 
 RL_ZVP = {"objective": Espo(), "zero_variance": ZeroVarianceConfig(rl_zvp=True)}
 ENTROPIES = RLConfig(**RL_ZVP)
 
 
-def run(toy, config, entropy=None, dtype=jnp.float64, function=prepare):
-    jitted = jax.jit(
-        functools.partial(
-            function,
-            n_groups=toy.n_groups,
-            config=config,
-            right_at=1.0,
-            wrong_at=0.0,
-            max_new_tokens=16,
-        )
-    )
-    return jitted(
+def run(toy, config, entropy=None, dtype=jnp.float64, function=prepare, **columns):
+    scale = RewardScale(right_at=1.0, wrong_at=0.0, max_new_tokens=16)
+    rows = UpdateRows(
         jnp.asarray(toy.mask),
-        jnp.asarray(toy.old_entropy if entropy is None else entropy, dtype),
         jnp.asarray(toy.reward, dtype),
         jnp.asarray(toy.known),
         jnp.asarray(toy.group, jnp.int32),
+        jnp.asarray(toy.old_entropy if entropy is None else entropy, dtype),
+        columns={name: jnp.asarray(column) for name, column in columns.items()},
     )
+    jitted = functools.partial(function, n_groups=toy.n_groups, config=config, scale=scale)
+    return jax.jit(jitted)(rows)
 
 
 @pytest.mark.parametrize("rl_zvp", [True, False])
@@ -74,8 +70,8 @@ def test_account_of_the_tokens(x64, drafted):
     """The account leaves out the first tokens of each response if they came from a draft."""
     toy = ref.make_toy(seed=9)
     sampled = toy.mask & (np.cumsum(toy.mask, axis=1) > drafted)
-    function = functools.partial(prepare, sampled=jnp.asarray(sampled) if drafted else None)
-    prepared, diagnostics = run(toy, ENTROPIES, function=function)
+    columns = {SAMPLED: sampled} if drafted else {}
+    prepared, diagnostics = run(toy, ENTROPIES, **columns)
     jax.tree.map(np.testing.assert_array_equal, prepared, run(toy, ENTROPIES)[0])
     metrics = {k: float(v) for k, v in finalize_diagnostics(diagnostics).items()}
     tokens = sampled.sum(1)
@@ -187,19 +183,16 @@ def test_what_is_not_finite_is_unknown_and_reaches_no_loss(name, bad, x64):
 
     def prepared(arrays, known):
         rest = {k: jnp.asarray(arrays[k]) for k in ("old_logp", "rollout_logp", "ref_logp")}
-        return prepare(
+        rows = UpdateRows(
             jnp.asarray(toy.mask),
-            jnp.asarray(arrays["old_entropy"]),
             jnp.asarray(arrays["reward"]),
             jnp.asarray(known),
             jnp.asarray(toy.group, jnp.int32),
-            n_groups=toy.n_groups,
-            config=config,
-            right_at=1.0,
-            wrong_at=0.0,
-            max_new_tokens=16,
+            jnp.asarray(arrays["old_entropy"]),
             **rest,
         )
+        scale = RewardScale(right_at=1.0, wrong_at=0.0, max_new_tokens=16)
+        return prepare(rows, n_groups=toy.n_groups, config=config, scale=scale)
 
     expected = prepared(arrays, known)
     spoilt = {field: x.copy() for field, x in arrays.items()}

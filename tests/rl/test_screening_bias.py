@@ -26,6 +26,7 @@ from compass_jax.rl.objectives.cispo import Cispo
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo, dapo_surrogate, dr_grpo
 from compass_jax.rl.objectives.gspo import Gspo
+from compass_jax.rl.prepare import RewardScale, UpdateRows
 
 pytestmark = pytest.mark.usefixtures("x64")
 
@@ -140,16 +141,15 @@ def test_the_weights_are_those_of_every_objective(name):
     logp = jnp.log(jnp.asarray(p))[jnp.asarray(every)][..., None]
     entropy = jnp.full((N, 1), float(-(p * np.log(p)).sum()))
     mask = jnp.ones((N, 1), bool)
-    limits = {"right_at": 1.0, "wrong_at": 0.0, "max_new_tokens": 1}
+    scale = RewardScale(right_at=1.0, wrong_at=0.0, max_new_tokens=1)
 
     @jax.jit
     def gradient(logp, reward, size):
         group = jnp.where(jnp.arange(N) < size, 0, -1)
         sampled = mask & (group >= 0)[:, None]
         known = jnp.ones(N, bool)
-        prepared, _ = prepare_update(
-            sampled, entropy, reward, known, group, n_groups=1, config=config, **limits
-        )
+        rows = UpdateRows(sampled, reward, known, group, entropy)
+        prepared, _ = prepare_update(rows, n_groups=1, config=config, scale=scale)
 
         def objective(x):
             return objective_of(x, logp, entropy, prepared, config.objective, 2)[0].sum()

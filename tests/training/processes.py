@@ -27,9 +27,10 @@ from compass_jax.rewards import judging
 from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.config import (
-    EngineJudgeConfig, FileSource, GroupReplayConfig, MeshConfig, ScalarJudgeConfig,
+    EngineJudgeConfig, FileSource, MeshConfig, ScalarJudgeConfig,
     ZeroVarianceConfig, named_correction,
 )
+from replaying import GroupReplay
 from tiny_run import tiny_run
 
 

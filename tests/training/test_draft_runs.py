@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from evolve import with_size
 from logged import lines, numbers
+from replaying import GroupReplay
 from tiny_run import tiny_run
 
-from compass_jax.config import GroupReplayConfig, ZeroVarianceConfig, named_correction
+from compass_jax.config import ZeroVarianceConfig, named_correction
 from compass_jax.rollout.drafts import Coupled, Lenient
 from compass_jax.training.rl import run_rl
 
@@ -77,7 +78,7 @@ SETTINGS = {
         "group_size": 2,
         "correction": TIS,
         "zero_variance": UNIFORM,
-        "group_replay": GroupReplayConfig(groups=4, max_age=4),
+        "hooks": (GroupReplay(groups=4, max_age=4),),
     },
     "growth": {"group_size": 2, "correction": TIS, "zero_variance": GROWTH},
     "packed rows": {"packed_row_tokens": 112},
@@ -94,6 +95,6 @@ def test_the_account_is_of_sampled_tokens_with_other_settings_too(tmp_path, name
         assert m["waste/tokens_generated"] == tokens - drafted
         assert m["waste/tokens_drafted"] == drafted and (drafted > 0) == (step > 2)
     if name == "replay":
-        assert sum(m["group_replay/groups"] for m in metrics) > 0
+        assert sum(m["earlier/groups"] for m in metrics) > 0
     if name == "growth":
         assert sum(m["zero_variance/grow_tokens"] for m in metrics[2:]) > 0

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from evolve import evolve
 from logged import lines, numbers
+from replaying import GroupReplay
 from test_learner import CONFIG, recorded, samples
 from test_step import F64
 from tiny_run import tiny_run
@@ -17,22 +18,21 @@ from variants import VERIFIED
 
 from compass_jax.config import (
     ConfigError,
-    GroupReplayConfig,
     ZeroVarianceConfig,
     named_correction,
 )
 from compass_jax.model.transformer import Transformer, init_params
-from compass_jax.records import Outcome
+from compass_jax.records import EARLIER, Outcome
 from compass_jax.rl.advantages.rloo import Rloo
 from compass_jax.rl.corrections.tis import Tis
 from compass_jax.rl.objectives.cispo import Cispo
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo, dapo_surrogate, dr_grpo
 from compass_jax.rl.objectives.gspo import Gspo
+from compass_jax.rl.zero_variance import waste_of_dropped, waste_of_replaced
 from compass_jax.runs.metric_table import metric_help
 from compass_jax.training import step
 from compass_jax.training.learner import Learner
-from compass_jax.training.stops import never_stop
 
 STALE = np.repeat([False, True, False, True], 4)  # groups 1 and 3 are replayed
 WHOLE = slice(0, 16)
@@ -49,7 +49,7 @@ def replayed(seed=0):
         arrays,
         rollout_logp=np.where(arrays.mask, behaviour, 0.0).astype(np.float32),
         routes=routes,
-        replayed=STALE,
+        columns={EARLIER: STALE},
     )
 
 
@@ -103,15 +103,15 @@ def test_the_gradient_is_that_of_the_decoupled_objective(x64, monkeypatch):
     arrays = replayed()
     for name in ("rollout_logp", "reward", "repetition"):
         setattr(arrays, name, getattr(arrays, name).astype(np.float64))
-    take = learner._take
+    take = learner.apply
 
     def record_take(grads):
         updates.append((grads, jax.tree.map(jnp.copy, learner.params)))
         return take(grads)
 
-    monkeypatch.setattr(learner, "_take", record_take)
+    monkeypatch.setattr(learner, "apply", record_take)
     first = learner._unscored(arrays)
-    joined, _ = learner._score_and_differentiate(first, WHOLE, [], never_stop)
+    joined, _ = learner._first_gradient(learner._passes(first), [])
     scored = learner.score(arrays)
     np.testing.assert_array_equal(first.old_logp, scored.old_logp)
     for _ in range(2):
@@ -136,10 +136,10 @@ def test_a_replayed_row_is_trained_on_and_generates_nothing():
     tokens), and 5 tokens of dropped groups.
     """
     arrays, flags = samples(0), np.repeat([False, False, True, False], 4)
-    marked = dataclasses.replace(arrays, replayed=flags)
+    marked = dataclasses.replace(arrays, columns={EARLIER: flags})
     learner, unmarked = learner_of(replay="off"), learner_of(replay="off")
     replaced = [Outcome(4, 0.0, 30, "hard", 4)]
-    metrics = learner.train(marked, dropped_tokens=5, replaced=replaced)
+    metrics = learner.train(marked, [waste_of_dropped(5), waste_of_replaced(replaced)])
     plain = unmarked.train(arrays)
     sampled = arrays.mask[~flags].sum()
     assert metrics["waste/tokens_generated"] == sampled + 35
@@ -148,14 +148,14 @@ def test_a_replayed_row_is_trained_on_and_generates_nothing():
     assert metrics["zero_variance/rate_all_wrong"] == 0.25
     assert metrics["zero_variance/rate_all_right"] == 0
     jax.tree.map(np.testing.assert_array_equal, learner.state, unmarked.state)
-    replayed_names = {name for name in metrics if name.startswith("mismatch/replayed/")}
+    replayed_names = {name for name in metrics if name.startswith("mismatch/earlier/")}
     assert {name.rpartition("/")[2] for name in replayed_names} == {
         "logp_abs_diff",
         "kl_k3",
         "extreme_frac",
         "ess",
     }
-    gaps = np.array([metrics[f"mismatch/{part}logp_abs_diff"] for part in ("", "replayed/")])
+    gaps = np.array([metrics[f"mismatch/{part}logp_abs_diff"] for part in ("", "earlier/")])
     counts = np.array([sampled, arrays.mask[flags].sum()])
     mean = (gaps * counts).sum() / counts.sum()
     assert mean == pytest.approx(plain["mismatch/logp_abs_diff"], rel=1e-5)
@@ -190,9 +190,9 @@ def test_every_objective_trains_on_replayed_rows(name):
 def test_a_run_replays_groups_and_counts_the_tokens_that_it_sampled(undisturbed):
     directory, _ = undisturbed("replay")
     rows, groups = numbers(directory), lines(directory, "rollouts")
-    assert all(metric_help(name) for row in rows for name in row)
-    assert rows[0]["group_replay/groups"] == 0
-    assert sum(row["group_replay/groups"] for row in rows) >= 3
+    assert all(metric_help(x) or x.startswith("group_replay/") for row in rows for x in row)
+    assert rows[0]["earlier/groups"] == 0
+    assert sum(row["earlier/groups"] for row in rows) >= 3
     traced = {(row["step"], row["group"]) for row in lines(directory, "tokens")}
     for step_number, row in enumerate(rows, 1):
         sampled = [x for x in groups if x["step"] == step_number]
@@ -200,14 +200,12 @@ def test_a_run_replays_groups_and_counts_the_tokens_that_it_sampled(undisturbed)
         tokens = sum(sample["tokens"] for x in sampled for sample in x["samples"])
         uniform = sum(len(of_group) == 1 for of_group in rewards)
         assert len(sampled) == 4 and row["waste/tokens_generated"] == tokens
-        assert row["group_replay/groups"] + row["group_replay/unfilled_groups"] == uniform
+        assert row["earlier/groups"] + row["group_replay/unfilled_groups"] == uniform
         assert row["zero_variance/rate_all_wrong"] == rewards.count({0.0}) / 4
-        assert (
-            sum(of_step == step_number for of_step, _ in traced) == 4 - row["group_replay/groups"]
-        )
-        if row["group_replay/groups"]:
+        assert sum(of_step == step_number for of_step, _ in traced) == 4 - row["earlier/groups"]
+        if row["earlier/groups"]:
             assert row["staleness_max"] >= row["group_replay/age"] >= 1
-            assert row["mismatch/replayed/logp_abs_diff"] > 1e-4 > row["mismatch/logp_abs_diff"]
+            assert row["mismatch/earlier/logp_abs_diff"] > 1e-4 > row["mismatch/logp_abs_diff"]
             # the log-probs of young groups are of their recorded routes, those of others live
             assert (row["replay/unset_frac"] > 0) == (row["staleness_max"] > 1)
 
@@ -216,7 +214,7 @@ def test_a_run_replays_groups_and_counts_the_tokens_that_it_sampled(undisturbed)
 def test_tokens_that_drafts_gave_are_no_tokens_of_a_replaced_group(undisturbed):
     directory, _ = undisturbed("replay, drafts")
     rows, groups = numbers(directory), lines(directory, "rollouts")
-    assert any(row["waste/tokens_drafted"] and row["group_replay/groups"] for row in rows)
+    assert any(row["waste/tokens_drafted"] and row["earlier/groups"] for row in rows)
     for step_number, row in enumerate(rows, 1):
         samples = [x for one in groups if one["step"] == step_number for x in one["samples"]]
         sampled = sum(x["tokens"] for x in samples) - row["waste/tokens_drafted"]
@@ -226,51 +224,47 @@ def test_tokens_that_drafts_gave_are_no_tokens_of_a_replaced_group(undisturbed):
 def test_all_groups_are_routed_live_where_no_routes_are_kept(undisturbed):
     rows = numbers(undisturbed("replay, live")[0])
     unset = [row["replay/unset_frac"] for row in rows]
-    assert [x > 0 for x in unset] == [row["group_replay/groups"] > 0 for row in rows]
+    assert [x > 0 for x in unset] == [row["earlier/groups"] > 0 for row in rows]
 
 
 REFUSED = {
     "no correction": (
         {"correction": named_correction("off")},
-        r"rl\.group_replay\.groups = 8 trains on tokens that older weights sampled: set rl\.corr",
+        r"GroupReplay trains on tokens that older weights sampled: set rl\.corr",
     ),
     "rl_zvp": (
         {"zero_variance": ZeroVarianceConfig(rl_zvp=True)},
-        r"rl\.group_replay\.groups = 8 replaces the uniform groups that rl\.zero_variance\.rl_zvp",
+        r"GroupReplay replaces the uniform groups that rl\.zero_variance\.rl_zvp",
     ),
     "too young": (
         {"updates_per_rollout": 4},
-        r"max_age = 3: a step has 4 updates, so that no kept group is younger than 4; raise it",
+        r"max_age = 3: a step has 4 updates, so that no held group is younger than 4; raise it",
     ),
     "one step off": (
-        {"one_step_off": True, "group_replay": GroupReplayConfig(groups=8, max_age=1)},
-        r"max_age = 1: a step has 1 update, so that no kept group is younger than 2",
+        {"one_step_off": True, "hooks": (GroupReplay(groups=8, max_age=1),)},
+        r"max_age = 1: a step has 1 update, so that no held group is younger than 2",
     ),
     "routes too young": (
         {
             "updates_per_rollout": 2,
-            "group_replay": GroupReplayConfig(groups=4, max_age=4, max_route_age=1),
+            "hooks": (GroupReplay(groups=4, max_age=4, max_route_age=1),),
         },
-        r"max_route_age = 1: a step has 2 updates, so that no kept group is younger than 2",
+        r"max_route_age = 1: a step has 2 updates, so that no held group is younger than 2",
     ),
     "too many": (
-        {"group_replay": GroupReplayConfig(groups=13, max_age=3)},
-        r"groups = 13: only the groups of 3 steps, 12, are young enough for rl\.group_replay\.max_",
+        {"hooks": (GroupReplay(groups=13, max_age=3),)},
+        r"groups = 13: only the groups of 3 steps, 12, are young enough for max_age = 3",
     ),
     "no routes": (
-        {"replay": "R2", "group_replay": GroupReplayConfig(groups=8, max_age=3, max_route_age=1)},
+        {"replay": "R2", "hooks": (GroupReplay(groups=8, max_age=3, max_route_age=1),)},
         r"max_route_age = 1: with rl\.replay = 'R2' the rollout records no routes; set it to 0",
     ),
     "older routes": (
-        {"group_replay": GroupReplayConfig(groups=8, max_age=3, max_route_age=4)},
-        r"max_route_age = 4 exceeds rl\.group_replay\.max_age = 3",
+        {"hooks": (GroupReplay(groups=8, max_age=3, max_route_age=4),)},
+        r"max_route_age = 4 exceeds max_age = 3",
     ),
-    "off": (
-        {"group_replay": GroupReplayConfig(max_age=3)},
-        r"max_age = 3: no group is kept for replay; set rl\.group_replay\.groups, or max_age to 4",
-    ),
-    "zero": ({"group_replay": GroupReplayConfig(groups=8, max_age=0)}, "max_age = 0: must be posi"),
-    "negative": ({"group_replay": GroupReplayConfig(groups=-1)}, "groups = -1: must be >= 0"),
+    "zero": ({"hooks": (GroupReplay(groups=8, max_age=0),)}, "max_age = 0: must be posi"),
+    "negative": ({"hooks": (GroupReplay(groups=-1),)}, "groups = -1: must be positive"),
 }
 
 
@@ -278,7 +272,7 @@ REFUSED = {
 def test_settings_that_cannot_act_are_refused(name):
     changes, message = REFUSED[name]
     settings = {
-        "group_replay": GroupReplayConfig(groups=8, max_age=3),
+        "hooks": (GroupReplay(groups=8, max_age=3),),
         "zero_variance": VERIFIED,
         "correction": named_correction("tis"),
     }

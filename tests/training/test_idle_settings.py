@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 from evolve import evolve
+from replaying import GroupReplay
 from tiny_run import tiny_run
 
 from compass_jax.commands.configured import load_config, load_config_as
 from compass_jax.config import (
     EvalConfig,
     EvalSet,
-    GroupReplayConfig,
     ProceduralSource,
     RLStage,
     ScalarJudgeConfig,
@@ -36,7 +36,7 @@ PIPELINES = [
 SHIPPED = sorted({*(ROOT / "configs").glob("*.py")} - {*PIPELINES})
 TIS = named_correction("tis")
 REPLAYING = {
-    "group_replay": GroupReplayConfig(groups=4),
+    "hooks": (GroupReplay(groups=4),),
     "zero_variance": ZeroVarianceConfig(rl_zvp=False),
 }
 # the settings of shipped configurations that have no effect, each with a reason
@@ -151,8 +151,6 @@ def test_growth_of_groups_whose_rewards_are_never_equal_is_told():
     screened = evolve(config_with(data={"sources": sources}, step_policy=Screening(n0=2)))
     assert named_settings(screened) == []
     assert named_settings(evolve(screened, rewards={"judge": judge})) == ["rl.step_policy.name"]
-    replaying = config_with(data={"sources": sources}, correction=TIS, **REPLAYING)
-    assert named_settings(evolve(replaying, rewards={"judge": judge})) == ["rl.group_replay.groups"]
     mixed = (*sources, ProceduralSource("products"))
     data = dataclasses.replace(grown.data, sources=mixed)
     assert named_settings(dataclasses.replace(scalar, data=data)) == []

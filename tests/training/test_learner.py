@@ -28,7 +28,7 @@ from compass_jax.config.sampling import ResamplingConfig
 from compass_jax.model.moe import empty_routes
 from compass_jax.model.routes import put_routes
 from compass_jax.model.transformer import Transformer, init_params
-from compass_jax.records import StepArrays
+from compass_jax.records import HOTTER, StepArrays
 from compass_jax.rl.bucketing import MicroBatch
 from compass_jax.rl.corrections.sequence import SequenceMask
 from compass_jax.rl.corrections.tis import Tis
@@ -36,6 +36,8 @@ from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rl.prepare import Prepared
+from compass_jax.rl.row_plan import RowPlan
+from compass_jax.rl.zero_variance import waste_of_dropped
 from compass_jax.training import step
 from compass_jax.training.learner import Learner
 from compass_jax.training.scored import (
@@ -47,6 +49,7 @@ from compass_jax.training.scored import (
 )
 from compass_jax.training.trace import TokenTrace
 
+NO_PLAN = RowPlan([], False, np.zeros(0, bool), None)
 CONFIG = RunConfig(
     "library",
     MODEL,
@@ -112,7 +115,7 @@ def test_the_whole_rollout_trains_as_its_updates_one_by_one():
         return Learner.start(config.learner, Transformer(config.model, config.compute), params)
 
     full, parts = learner(), learner()
-    metrics = full.train(samples(0), dropped_tokens=5)
+    metrics = full.train(samples(0), [waste_of_dropped(5)])
     scored = parts.score(samples(0))
     losses = [parts.update(scored, rows)["loss"] for _ in range(2) for rows in parts.updates]
     jax.tree.map(np.testing.assert_array_equal, full.state, parts.state)
@@ -123,7 +126,9 @@ def test_the_whole_rollout_trains_as_its_updates_one_by_one():
 def account(arrays, training_logp):
     """Returns the mismatch metrics of a rollout whose sampled tokens have the log-prob -3."""
     logp = np.where(arrays.mask, training_logp, 0.0).astype(np.float32)
-    parts = score_account(Scored(arrays, None, logp, np.zeros_like(logp), None), ())
+    parts = score_account(
+        Scored(arrays, None, logp, np.zeros_like(logp), None, NO_PLAN), counts_idle=False
+    )
     metrics = {name: float(x) for name, x in finalize_diagnostics(parts).items()}
     return {name: x for name, x in metrics.items() if name.startswith("mismatch/")}
 
@@ -132,7 +137,7 @@ def test_the_mismatch_of_samples_at_another_temperature_is_apart():
     arrays = samples(0)
     hotter = np.arange(16) % 4 >= 2
     logp = np.where(hotter[:, None], -4.0, -3.0)
-    separate = account(dataclasses.replace(arrays, hotter=hotter), logp)
+    separate = account(dataclasses.replace(arrays, columns={HOTTER: hotter}), logp)
     assert separate["mismatch/kl_k3"] == separate["mismatch/extreme_frac"] == 0
     assert separate["mismatch/ess"] == 1 and separate["mismatch/logp_abs_diff"] == 0
     assert separate["mismatch/hotter/logp_abs_diff"] == pytest.approx(1)
@@ -141,9 +146,11 @@ def test_the_mismatch_of_samples_at_another_temperature_is_apart():
     assert together["mismatch/extreme_frac"] > 0.3  # an alarm over a healthy rollout
     assert not any(name.startswith("mismatch/hotter") for name in together)
     # a fault of the other samples is not hidden by them, and a step without growth logs neither
-    faulty = account(dataclasses.replace(arrays, hotter=hotter), np.where(hotter[:, None], -3, -4))
+    faulty = account(
+        dataclasses.replace(arrays, columns={HOTTER: hotter}), np.where(hotter[:, None], -3, -4)
+    )
     assert faulty["mismatch/extreme_frac"] == 1 and faulty["mismatch/hotter/extreme_frac"] == 0
-    no_hotter = account(dataclasses.replace(arrays, hotter=np.zeros(16, bool)), logp)
+    no_hotter = account(dataclasses.replace(arrays, columns={HOTTER: np.zeros(16, bool)}), logp)
     assert no_hotter == together
 
 
@@ -202,12 +209,21 @@ def test_a_trace_of_some_rows_has_those_of_all_and_no_ratio_where_it_is_one():
 class ByBatchEntropy(Grpo):
     """A GRPO objective that groups tokens by the mean entropy of all responses."""
 
+    combines_responses = True
+
     def groups(self, old_entropy, mask):
         mean = jnp.sum(jnp.where(mask, old_entropy, 0.0)) / jnp.sum(mask).astype(old_entropy.dtype)
         return jnp.where(mask, (old_entropy > mean).astype(jnp.int32), -1)
 
     def weights(self, inputs):
         return super().weights(inputs) * (1 + inputs.entropy_group.astype(inputs.dtype))
+
+
+@dataclasses.dataclass(frozen=True)
+class Undeclared(ByBatchEntropy):
+    """The same, which says that it does not combine responses."""
+
+    combines_responses = False
 
 
 WITHOUT_ENTROPY = ZeroVarianceConfig(rl_zvp=False)  # groups of equal rewards have no gradient
@@ -240,7 +256,7 @@ def trained(monkeypatch, one_pass, change=None, rows=samples, **rl):
     params = init_params(config.model, config.compute, jax.random.key(0))
     params = params if change is None else change(params)
     learner = Learner.start(config.learner, Transformer(config.model, config.compute), params)
-    learner._one_pass = one_pass
+    learner._fuses &= one_pass
     passes, real = [], step.forward_and_pullback
 
     def forward(*args):
@@ -277,11 +293,21 @@ def test_the_pass_of_the_first_update_scores_its_rows(monkeypatch, name):
     separate, expected, many = trained(monkeypatch, False, rows=recorded, **SETTINGS[name])
     joined, actual, few = trained(monkeypatch, True, rows=recorded, **SETTINGS[name])
     combines = "by-batch-entropy" in name
-    assert actual == expected and joined._one_pass != combines
+    assert actual == expected and joined._fuses != combines
     jax.tree.map(np.testing.assert_array_equal, joined.state, separate.state)
     np.testing.assert_array_equal(joined.advantage, separate.advantage)
-    first = len(joined._trained(joined._unscored(recorded(0)), joined.updates[0]))
+    first = len(joined._unscored(recorded(0)).plan.updates[0].trained)
     assert first > 1 and many - few == (0 if combines else 2 * first)
+
+
+def test_an_objective_that_combines_responses_and_says_otherwise_is_refused():
+    """The first update of a run finds it, before the parameters change."""
+    config = evolve(CONFIG, rl={"micro_batch_tokens": 24, "objective": Undeclared()})
+    params = init_params(config.model, config.compute, jax.random.key(0))
+    learner = Learner.start(config.learner, Transformer(config.model, config.compute), params)
+    with pytest.raises(ConfigError, match=r"Undeclared.*combines_responses = False, and the"):
+        learner.train(recorded(0))
+    jax.tree.map(np.testing.assert_array_equal, learner.params, params)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -306,7 +332,7 @@ def test_groups_of_equal_rewards_have_no_backward_pass(monkeypatch, settings, on
         params = init_params(config.model, config.compute, jax.random.key(0))
         model = Transformer(config.model, config.compute)
         learner = Learner.start(config.learner, model, params)
-        learner._one_pass &= one_pass
+        learner._fuses &= one_pass
         metrics = learner.train(recorded(0))
         results.append((learner.params, len(backward), metrics))
     (expected, every, before), (params, few, metrics) = results
@@ -379,9 +405,9 @@ def test_idle_rows_fill_the_last_micro_batch_with_a_gradient(groups):
     learner = Learner.start(config.learner, Transformer(config.model, config.compute), params)
     arrays = samples(0)
     reward = np.where(np.arange(16) < 4 * groups, arrays.reward, 0).astype(np.float32)
-    scored = learner._unscored(dataclasses.replace(arrays, reward=reward))
-    trained, idle = (f(scored, slice(0, 16)) for f in (learner._trained, learner._idle))
-    assert [len(micro.rows) for micro in [*trained, *idle]] == [8, 8]  # `_unscored` skips none
+    scored = learner._unscored(dataclasses.replace(arrays, reward=reward), every=True)
+    trained, idle = scored.plan.updates[0].trained, scored.plan.updates[0].idle
+    assert [len(micro.rows) for micro in [*trained, *idle]] == [8, 8]
     assert len(trained) == (1 if groups < 3 else 2)
     rows = np.concatenate([micro.rows for micro in trained])
     assert set(range(4 * groups)) <= set(rows.tolist()) and np.all(rows >= 0)
@@ -413,7 +439,7 @@ def test_rows_with_another_gradient_are_not_idle(changes):
     config = evolve(CONFIG, rl={"zero_variance": WITHOUT_ENTROPY, **changes})
     params = init_params(config.model, config.compute, jax.random.key(0))
     learner = Learner.start(config.learner, Transformer(config.model, config.compute), params)
-    assert learner._unscored(recorded(0)).idle is None
+    assert not learner._unscored(recorded(0)).plan.idle.any()
 
 
 def test_a_response_without_finite_log_probs_is_left_out_in_one_pass_too(monkeypatch):
@@ -429,7 +455,7 @@ def test_a_response_without_finite_log_probs_is_left_out_in_one_pass_too(monkeyp
 
     separate, expected, _ = trained(monkeypatch, False, change, rows)
     joined, actual, _ = trained(monkeypatch, True, change, rows)
-    assert joined._one_pass and actual[0]["skipped_updates"] > 0
+    assert joined._fuses and actual[0]["skipped_updates"] > 0
     np.testing.assert_equal(actual, expected)
     jax.tree.map(np.testing.assert_array_equal, joined.state, separate.state)
 
@@ -444,7 +470,7 @@ def test_progress_counts_the_micro_batches_of_scoring_and_of_every_update():
     learner.progress = lambda done, total: calls.append((done, total))
     arrays = samples(0)
     learner.train(arrays)
-    first, second = (len(learner._plan(arrays, rows)) for rows in learner.updates)
+    first, second = (len(x.trained) for x in learner._unscored(arrays).plan.updates)
     count = 2 * first + 3 * second  # the first update scores its own rows
     assert calls == [(n, count) for n in range(1, count + 1)] and count > 3
 
@@ -470,7 +496,7 @@ def test_a_micro_batch_takes_rows_of_everything_alike_and_pads_with_nothing(leng
         rng.integers(0, 3, (2, 12)).astype(np.int32),
     )
     old = rng.random((2, 4, 12)).astype(np.float32)
-    scored = Scored(arrays, routes(), old[0], old[1], None, {})
+    scored = Scored(arrays, routes(), old[0], old[1], None, NO_PLAN)
     micro = MicroBatch(length, np.array([3, -1, 2]))
     inputs = sequences(arrays, micro, scored.routes)
     batch = update_batch(scored, micro, inputs, prepared, offset=2)

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from evolve import with_size
 from logged import lines, numbers
+from replaying import GroupReplay
 from stops import stop_at_sample
 from tiny_run import tiny_run
 from variants import SCREENING
 
 from compass_jax.config import (
     ConfigError,
-    GroupReplayConfig,
     MeshConfig,
     ZeroVarianceConfig,
     named_correction,
@@ -140,7 +140,7 @@ def test_a_run_goes_on_on_another_mesh(one_device, tmp_path, monkeypatch):
 REPLAY = {
     "steps": 3,
     "group_size": 2,
-    "group_replay": GroupReplayConfig(groups=4, max_age=2, max_route_age=1),
+    "hooks": (GroupReplay(groups=4, max_age=2, max_route_age=1),),
     "zero_variance": ZeroVarianceConfig(rl_zvp=False),
 }
 STOPS = {
@@ -154,7 +154,7 @@ STOPS = {
     "screening": {"steps": 2, "step_policy": SCREENING},
     "R2": {"steps": 2, "replay": "R2", "updates_per_rollout": 2},
     "replay": REPLAY,
-    "replay, live": REPLAY | {"group_replay": GroupReplayConfig(groups=4, max_age=2)},
+    "replay, live": REPLAY | {"hooks": (GroupReplay(groups=4, max_age=2),)},
     "drafts": {"steps": 3, "drafts": Lenient()},
 }
 

@@ -20,6 +20,7 @@ from compass_jax.records import Group, Prompt, Score
 from compass_jax.rl.advantages.maxrl import MaxRL
 from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.rl.objectives.grpo import Grpo
+from compass_jax.rl.prepare import RewardScale, UpdateRows
 from compass_jax.runs.telemetry import Telemetry
 from compass_jax.training import rl, step
 from compass_jax.training.hooks.notices import Notices, floor_share, gap_violation
@@ -262,18 +263,9 @@ def test_a_group_without_any_verdict_is_in_no_denominator(name):
     known = np.array([True] * 3 + [False] * 3)
 
     def run(group, n_groups):
-        return step.prepare(
-            mask,
-            entropy,
-            reward,
-            known,
-            jnp.asarray(group, jnp.int32),
-            n_groups=n_groups,
-            config=config,
-            right_at=1.0,
-            wrong_at=0.0,
-            max_new_tokens=8,
-        )
+        inputs = UpdateRows(mask, reward, known, jnp.asarray(group, jnp.int32), entropy)
+        scale = RewardScale(1.0, 0.0, max_new_tokens=8)
+        return step.prepare(inputs, n_groups=n_groups, config=config, scale=scale)
 
     two_groups, diagnostics = run([0, 0, 0, 1, 1, 1], 2)
     one_group, _ = run([0, 0, 0, -1, -1, -1], 1)

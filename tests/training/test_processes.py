@@ -129,7 +129,7 @@ VARIANTS = {
     ),
     "replay": (
         (
-            "group_size=2, group_replay=GroupReplayConfig(groups=4, max_age=2, max_route_age=1),"
+            "group_size=2, hooks=(GroupReplay(groups=4, max_age=2, max_route_age=1),),"
             " zero_variance=ZeroVarianceConfig(rl_zvp=False)"
         ),
         "mesh=MeshConfig(fsdp=4, expert=2)",

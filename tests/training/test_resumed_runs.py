@@ -132,7 +132,7 @@ def test_a_run_goes_on(
     for actual_row, expected_row in zip(rows, expected_rows, strict=True):
         assert_same(actual_row, expected_row, compare)
     if "replay" in variant:
-        assert any(row["group_replay/groups"] for row in rows[saved:])
+        assert any(row["earlier/groups"] for row in rows[saved:])
 
 
 def check_pending(pending, prompts):

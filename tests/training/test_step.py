@@ -22,6 +22,7 @@ from compass_jax.rl.diagnostics import finalize_diagnostics, merge_diagnostics
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rl.objectives.gspo import Gspo
+from compass_jax.rl.prepare import RewardScale, UpdateRows
 from compass_jax.training import optim, step
 from compass_jax.training.scored import Scored, put_rows, record_routes, sequences, update_batch
 
@@ -88,7 +89,7 @@ def score(model, params, arrays, routes, split=WHOLE, temperature=1.0):
         put_rows(old_entropy, micro, entropy)
         used = record_routes(used, micro, recorded)
         parts.append(diagnostics)
-    scored = Scored(arrays, routes, old_logp, old_entropy, None, {})
+    scored = Scored(arrays, routes, old_logp, old_entropy, None, None)
     return scored, used, finalize_diagnostics(merge_diagnostics(parts))
 
 
@@ -97,17 +98,9 @@ def gradient(model, params, scored, config, split, temperature=1.0):
     micro-batches of `split`.
     """
     arrays = scored.arrays
+    inputs = UpdateRows(arrays.mask, arrays.reward, arrays.known, arrays.group, scored.old_entropy)
     prepared, diagnostics = step.prepare(
-        arrays.mask,
-        scored.old_entropy,
-        arrays.reward,
-        arrays.known,
-        arrays.group,
-        n_groups=GROUPS,
-        config=config,
-        right_at=1.0,
-        wrong_at=0.0,
-        max_new_tokens=16,
+        inputs, n_groups=GROUPS, config=config, scale=RewardScale(1.0, 0.0, 16)
     )
     prepared, total, parts = jax.device_get(prepared), None, [diagnostics]
     for micro in split if isinstance(split, list) else plan(arrays.lengths, *split):

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 from evolve import evolve, with_size
+from replaying import GroupReplay
 from tiny_run import tiny_run
 
 from compass_jax.config import (
-    GroupReplayConfig,
     RLStage,
     RunConfig,
     ShapingConfig,
@@ -78,26 +78,26 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 VARIANTS |= {
     name: ("seldom", {"steps": 4, "correction": TIS, "zero_variance": VERIFIED} | settings)
     for name, settings in {
-        "replay": {"group_replay": GroupReplayConfig(groups=8, max_age=3, max_route_age=1)},
-        "replay, live": {"group_replay": GroupReplayConfig(groups=8, max_age=3)},
+        "replay": {"hooks": (GroupReplay(groups=8, max_age=3, max_route_age=1),)},
+        "replay, live": {"hooks": (GroupReplay(groups=8, max_age=3),)},
         "replay, R2": {
-            "group_replay": GroupReplayConfig(groups=8, max_age=4),
+            "hooks": (GroupReplay(groups=8, max_age=4),),
             "replay": "R2",
             "updates_per_rollout": 2,
         },
         "replay, drafts": {
-            "group_replay": GroupReplayConfig(groups=8, max_age=3),
+            "hooks": (GroupReplay(groups=8, max_age=3),),
             "drafts": Lenient(),
         },
         "replay, one step off": {
-            "group_replay": GroupReplayConfig(groups=8, max_age=3, max_route_age=2),
+            "hooks": (GroupReplay(groups=8, max_age=3, max_route_age=2),),
             "one_step_off": True,
         },
     }.items()
 }
 VARIANTS["partial, replay"] = (
     "seldom",
-    PARTIAL | {"zero_variance": VERIFIED, "group_replay": GroupReplayConfig(groups=8, max_age=3)},
+    PARTIAL | {"zero_variance": VERIFIED, "hooks": (GroupReplay(groups=8, max_age=3),)},
 )
 EVALUATED = ("plain", "growing", "one step off", "one step off, dynamic", "one step off, growing")
 

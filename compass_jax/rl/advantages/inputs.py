@@ -17,6 +17,7 @@ class AdvantageInputs(NamedTuple):
     group: Int[Array, "b"]  # the prompt of each row; -1: padding
     n_groups: int
     divides_by_std: bool  # False where the objective forbids a division (Dr.GRPO)
+    columns: dict[str, Array]  # [b] or [b t], by name (records.StepArrays)
 
     @property
     def statistics(self) -> GroupStatistics:

@@ -24,6 +24,7 @@ class Cispo(Objective):
     """
 
     needs_advantage: ClassVar[bool] = True
+    combines_responses: ClassVar[bool] = False
 
     ratio_max: Annotated[float, Range(1, 1e6, above=True)] = 5.0
     """Cap of a token's weight, which is its ratio (1.2 is published too)."""

@@ -45,6 +45,7 @@ class Espo(Objective):
     """
 
     needs_advantage: ClassVar[bool] = True
+    combines_responses: ClassVar[bool] = False
 
     alpha: FromZero = 0.02
     """Clip range of a group: this factor times its mean entropy over the entropy of a uniform

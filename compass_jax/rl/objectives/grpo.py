@@ -35,6 +35,7 @@ class Grpo(Objective):
     """
 
     needs_advantage: ClassVar[bool] = True
+    combines_responses: ClassVar[bool] = False
 
     clip_low: Clip = 0.2
     """Lower clip: the ratio is clipped at 1 minus this number."""

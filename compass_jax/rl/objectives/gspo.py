@@ -28,6 +28,7 @@ class Gspo(Objective):
     """
 
     needs_advantage: ClassVar[bool] = True
+    combines_responses: ClassVar[bool] = False
 
     clip_low: Clip = 3e-4
     """Lower clip: the ratio is clipped at 1 minus this number."""

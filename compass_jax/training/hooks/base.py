@@ -9,16 +9,16 @@ checkpoint's state is read after that rollout has ended.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
 
 from compass_jax.aliases import JsonMapping, JsonObject
+from compass_jax.config.step_policy import GroupKey
 from compass_jax.errors import CompassError
 from compass_jax.experience.metrics import Bins
-from compass_jax.experience.replay import UpdateGroups
 from compass_jax.records import Group, StepArrays
 from compass_jax.training.trace import TokenTrace
 
@@ -38,8 +38,13 @@ class StepRecord:
 
     number: int  # from 1
     groups: list[Group]  # that the step sampled
-    update: UpdateGroups  # that it trains on
     version: int = 0  # the policy's, before the updates
+    seed: int = 0  # of the run
+    held: Mapping[GroupKey, Group] = field(default_factory=dict)  # the oldest first
+    room: int = 0  # the number of groups that may be held
+    trained: list[Group] = field(default_factory=list)  # `groups`, with held ones in their places
+    earlier: dict[int, bool] = field(default_factory=dict)  # places of held ones: routed live?
+    keep: set[GroupKey] = field(default_factory=set)  # groups that are held from here on
     arrays: StepArrays | None = None
     trace: TokenTrace | None = None  # of the tokens that are logged
     advantage: np.ndarray = field(default_factory=lambda: np.zeros(0))  # [b], of each response
@@ -47,6 +52,34 @@ class StepRecord:
     histograms: dict[str, Bins] = field(default_factory=dict)
     failure: HookFailed | None = None  # of a hook after the update: the run ends, with the step
     end: Callable[[str], None] = lambda why: None  # ends the run after the step; why, as "by ..."
+
+    def __post_init__(self) -> None:
+        self.trained = self.trained or list(self.groups)
+
+    def put(self, place: int, key: GroupKey, *, live: bool = True) -> None:
+        """Trains on a held group in the place of a sampled one, whose tokens then have no signal;
+        by its recorded routes unless `live`. For `on_groups`.
+        """
+        self.trained[place], self.earlier[place] = self.held[key], live
+
+    def hold(self, keys: Iterable[GroupKey]) -> None:
+        """Keeps groups of this step, or held ones, until the next step; all others that were held
+        are forgotten. A stage of `rl.stages` ends with none. Raises ValueError where there is no
+        such group, or no room: a hook announces `held_groups`.
+        """
+        self.keep |= set(keys)
+        known = {*self.held, *(group.prompt.key for group in self.groups)}
+        if unknown := self.keep - known:
+            raise ValueError(f"no group of this step or held one has the key {min(unknown)}")
+        if len(self.keep) > self.room:
+            raise ValueError(
+                f"{len(self.keep)} groups to hold, and the hooks' held_groups are {self.room}"
+            )
+
+    @property
+    def replaced(self) -> list[Group]:
+        """The sampled groups that held ones have the places of."""
+        return [self.groups[place] for place in sorted(self.earlier)]
 
     @property
     def filled(self) -> StepArrays:

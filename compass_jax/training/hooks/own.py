@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from compass_jax.aliases import JsonObject
 from compass_jax.config.step_hook import StepHook
 from compass_jax.training.hooks.base import Hook, StepRecord
+from compass_jax.weights.state import split
 
 
 class _OwnHook(Hook):
@@ -16,7 +17,7 @@ class _OwnHook(Hook):
 
     def __init__(self, hook: StepHook, name: str):
         self._hook, self.name = hook, name
-        self._state: JsonObject = {}
+        self._state: dict[str, object] = {}
 
     def before_rollout(self, number: int) -> None:
         self._hook.before_rollout(number, self._state)
@@ -37,7 +38,7 @@ class _OwnHook(Hook):
 
     def _check(self) -> None:
         """Raises TypeError for a state that no checkpoint can keep."""
-        json.dumps(self._state, allow_nan=False)
+        json.dumps(split(self._state)[0], allow_nan=False)
 
     def state(self) -> JsonObject:
         return self._state

@@ -45,7 +45,7 @@ class SampleLog(Hook):
 
     def on_metrics(self, step: StepRecord) -> None:
         """Writes the step's samples."""
-        self.write(step.number, step.groups, step.trace, step.update.ages)
+        self.write(step.number, step.groups, step.trace, step.earlier)
 
     def trace(self, groups: int) -> TokenTrace | None:
         """Returns the recorder of the logged groups' tokens; None if tokens are not logged."""

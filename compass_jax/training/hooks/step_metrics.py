@@ -9,6 +9,7 @@ from compass_jax.config.curriculum import Stage
 from compass_jax.data.difficulty import label_of
 from compass_jax.experience.assemble import repetition
 from compass_jax.experience.metrics import (
+    earlier_metrics,
     group_metrics,
     label_inversion,
     label_metrics,
@@ -17,6 +18,7 @@ from compass_jax.experience.metrics import (
     step_histograms,
 )
 from compass_jax.machine import peak_bytes
+from compass_jax.records import EARLIER
 from compass_jax.training.hooks.base import Hook, StepRecord
 from compass_jax.training.parts import Prompts
 
@@ -59,10 +61,11 @@ class StepMetrics(Hook):
         """Adds what is known before the update."""
         step.metrics |= {
             **group_metrics(step.groups),
-            **staleness(step.update.groups, step.version),
+            **staleness(step.trained, step.version),
             "repetition_frac": self._repetition(step),
             "epoch": self._stream.epoch,
             **self._fixed,
+            **(earlier_metrics(step.trained, step.earlier) if step.room else {}),
         }
         if self._by_label:
             labels = [label_of(group.prompt) for group in step.groups]
@@ -70,7 +73,7 @@ class StepMetrics(Hook):
 
     def on_metrics(self, step: StepRecord) -> None:
         """Adds what the update has shown, and the step's histograms."""
-        step.metrics |= label_inversion(step.update.groups, step.filled, step.advantage)
+        step.metrics |= label_inversion(step.trained, step.filled, step.advantage)
         step.metrics["memory/peak_gib"] = peak_bytes() / 2**30
         step.histograms = step_histograms(step.groups)
 
@@ -78,7 +81,7 @@ class StepMetrics(Hook):
         """Returns the mean share of repeated n-grams in the responses that the step sampled."""
         arrays = step.filled
         sampled = arrays.group >= 0
-        if arrays.replayed is not None:
-            sampled &= ~arrays.replayed
-        replaced = [repetition(x, self._ngram) for g in step.update.replaced for x in g.rollouts]
+        if EARLIER in arrays.columns:
+            sampled &= ~arrays.columns[EARLIER]
+        replaced = [repetition(x, self._ngram) for g in step.replaced for x in g.rollouts]
         return float(np.append(arrays.repetition[sampled], np.asarray(replaced, np.float32)).mean())

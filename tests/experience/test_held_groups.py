@@ -1,21 +1,21 @@
-"""Group replay: the groups that are replaced, compared with the rule in numpy; the groups that are
-stored; and the metrics of a step by hand.
+"""The example of replay of groups: the groups that are replaced, compared with the rule in numpy;
+the groups that are held; and the metrics of a step by hand.
 """
 
 import itertools
 
 import numpy as np
 import pytest
+from replaying import GroupReplay, age_of
 from test_in_flight import ROUTES
 from tiny import make_prompt
 
-from compass_jax.config import GroupReplayConfig, RewardConfig
-from compass_jax.experience.buffer import ExperienceBuffer
-from compass_jax.experience.replay import UpdateGroups, age_of, store_groups, update_groups
+from compass_jax.experience.buffer import NO_ROW, ExperienceBuffer, without_rows
 from compass_jax.records import GIVEN, Group, Rollout, Score
 from compass_jax.rollout.routes import RouteBuffer
+from compass_jax.training.hooks.base import StepRecord
 
-CONFIG = GroupReplayConfig(groups=8, max_age=3)
+CONFIG = GroupReplay(groups=8, max_age=3)
 SIZE = 3
 
 
@@ -65,7 +65,15 @@ STORED = [((1, 0, 0), 4), ((1, 0, None), 6), ((0.5, 1, 1), 7), ((0, 1, 1), 3), (
 def replaced(seed, step, count, version=8):
     groups = [group(i, rewards, version) for i, rewards in enumerate(SAMPLED)]
     stored = [group(10 + i, *one) for i, one in enumerate(STORED[:count])]
-    return groups, stored, update_groups(groups, stored, version, CONFIG, (seed, step))
+    return groups, stored, record_of(groups, stored, version, seed, step)
+
+
+def record_of(groups, held, version, seed=0, step=0, hook=CONFIG):
+    """Returns the record of a step after the hook."""
+    held = {one.prompt.key: one for one in held}
+    record = StepRecord(step + 1, groups, version, seed, held, room=hook.groups)
+    hook.on_groups(record, {})
+    return record
 
 
 @pytest.mark.parametrize("count", [0, 2, 5])
@@ -74,13 +82,12 @@ def test_uniform_groups_are_replaced_as_the_rule_says(count):
     for seed, step in itertools.product(range(3), range(20)):
         groups, stored, update = replaced(seed, step, count)
         expected = reference(SAMPLED, STORED[:count], 8, CONFIG.max_age, seed, step)
-        for place, one in enumerate(update.groups):
+        for place, one in enumerate(update.trained):
             if place in expected:
-                assert one is stored[expected[place]]
-                assert update.ages[place] == 8 - STORED[expected[place]][1]
+                assert one is stored[expected[place]] and update.earlier[place]
             else:
                 assert one is groups[place]
-        assert list(update.ages) == list(expected)
+        assert list(update.earlier) == list(expected)
         assert [x.prompt.id for x in update.replaced] == [groups[n].prompt.id for n in expected]
         # of the five, one is four updates old and one five
         assert len(expected) == min(4, sum(version >= 5 for _, version in STORED[:count]))
@@ -98,8 +105,7 @@ def test_groups_are_drawn_by_variance_and_age():
     uniform = [group(10 + i, (0, 0), 9) for i in range(2)]
     first, first_two = np.zeros(3), np.zeros(3)
     for step in range(20_000):
-        update = update_groups(uniform, stored, 9, CONFIG, (5, step))
-        drawn = [x.prompt.id - 1000 for x in update.groups]
+        drawn = [x.prompt.id - 1000 for x in record_of(uniform, stored, 9, 5, step).trained]
         first[drawn[0]] += 1
         first_two[drawn] += 1
     share = weights / weights.sum()
@@ -115,75 +121,77 @@ def test_the_age_counts_from_the_oldest_generated_token():
     assert age_of(group(0, (1, 0), 5), 8) == 3
 
 
-def filled(stored_routes=False):
-    """Returns a buffer that allocates rows and stores no routes in them."""
-    routes = RouteBuffer(lambda rows: None, lambda rows, at: None, 5, SIZE)
-    return ExperienceBuffer(routes, unrouted=0 if stored_routes else 3)
-
-
-def run_step(buffer, rewards_of, version, config):
-    """Runs a step whose groups have these rewards; returns the stored prompts' numbers."""
+def run_step(buffer, rewards_of, version, hook):
+    """Runs a step whose groups have these rewards; returns the held prompts' numbers."""
     for number, rewards in rewards_of.items():
         buffer.add([make_prompt(number, 3)])
-        one = group(number, rewards, version - 1, row=buffer.first_row((1000 + number, 0)))
+        one = group(number, rewards, version - 1, row=buffer.first[(1000 + number, 0)])
         for rollout, score in zip(one.rollouts, one.scores, strict=True):
             buffer.put(rollout, done=True)
             buffer.judge(rollout.key, score)
     buffer.keep([(1000 + number, 0) for number in rewards_of])
-    store_groups(buffer, version, config)
-    buffer.end_step()
-    return [prompt - 1000 for prompt, _ in buffer.stored]
+    record = StepRecord(1, buffer.step_groups(), version - 1, 0, buffer.held, hook.groups)
+    hook.on_groups(record, {})
+    buffer.end_step(record.keep)
+    return [prompt - 1000 for prompt, _ in buffer.held]
 
 
 @pytest.mark.parametrize("routed", [True, False])
-def test_the_newest_varied_groups_are_kept_and_their_rows_come_back(routed):
-    config, buffer = GroupReplayConfig(groups=3, max_age=2), filled(routed)
-    assert run_step(buffer, {0: (0, 1, 1), 1: (0, 0, 0)}, 1, config) == [0]
-    assert run_step(buffer, {2: (1, 0), 3: (0, 1)}, 2, config) == [0, 2, 3]
-    assert run_step(buffer, {4: (1, 0)}, 2, config) == [2, 3, 4]  # three are kept
-    # the groups of version 1 are three updates old
-    assert run_step(buffer, {5: (1, 1)}, 4, config) == []
+def test_the_newest_varied_groups_are_held_and_their_rows_come_back(routed):
+    hook = GroupReplay(groups=3, max_age=2)
+    routes = RouteBuffer(lambda rows: None, lambda rows, at: None, 5 + 3 * routed, SIZE)
+    buffer = ExperienceBuffer(routes, routed)
+    assert run_step(buffer, {0: (0, 1, 1), 1: (0, 0, 0)}, 1, hook) == [0]
+    assert run_step(buffer, {2: (1, 0), 3: (0, 1)}, 2, hook) == [0, 2, 3]
+    assert run_step(buffer, {4: (1, 0)}, 2, hook) == [2, 3, 4]  # three are held
+    # the groups of version 1 are two updates old before this one
+    assert run_step(buffer, {5: (1, 1)}, 4, hook) == []
     assert buffer.empty and not buffer.samples
     # every row can be used again
-    assert run_step(buffer, {n: (1, 0) for n in range(6, 11)}, 5, config) == [8, 9, 10]
-    rows = [x.row for one in buffer.stored.values() for x in one.rollouts]
-    assert len(set(rows)) == 6 and (min(rows) < 15) == (max(rows) < 15) == routed
-    assert [x.rollouts[0].row for x in buffer.stored.values()] == [
-        buffer.first_row(key) for key in buffer.stored
-    ]
+    assert run_step(buffer, {n: (1, 0) for n in range(6, 11)}, 5, hook) == [8, 9, 10]
+    rows = [x.row for one in buffer.held.values() for x in one.rollouts]
+    assert (len(set(rows)) == 6 and max(rows) < len(routes)) if routed else set(rows) == {NO_ROW}
+    assert set(buffer.first) == (set(buffer.held) if routed else set())
 
 
-def test_the_metrics_of_a_step_by_hand():
-    """Two of three uniform groups are replaced, by groups of 8 and 6 tokens, one and three updates
-    old.
-    """
+def test_the_metrics_and_routes_of_a_step_by_hand():
+    """Two of three uniform groups are replaced, by groups one and three updates old."""
     groups = [group(0, (1, 1), 8), group(1, (1, 0), 8), group(2, (0, 0), 8), group(3, (0, 0), 8)]
     young, old = group(4, (1, 0), 7), group(5, (0, 1), 5, tokens=3)
-    update = UpdateGroups([old, groups[1], groups[2], young], {0: 3, 3: 1}, [groups[0], groups[3]])
-    assert update.metrics(stored=5) == {
-        "group_replay/groups": 2,
-        "group_replay/tokens": 14,
+    for age, live in ((0, [True, True]), (2, [True, False]), (3, [False, False])):
+        hook = GroupReplay(groups=8, max_age=3, max_route_age=age)
+        record = record_of(groups, [young, old], 8, hook=hook)
+        by_age = sorted(record.earlier, key=lambda place: -age_of(record.trained[place], 8))
+        assert [record.earlier[place] for place in by_age] == live
+    assert record.metrics == {
         "group_replay/unfilled_groups": 1,
-        "group_replay/stored_groups": 5,
+        "group_replay/held_groups": 2,
         "group_replay/age": 2,
     }
-    assert "group_replay/age" not in UpdateGroups(groups).metrics(stored=0)
-    assert update.live(max_route_age=0) == [0, 3] and update.live(max_route_age=2) == [0]
-    right, wrong = update.replaced_outcomes(RewardConfig())
-    assert (right.kind, wrong.kind, right.known) == ("easy", "hard", 2)
-    assert right.sampled_tokens == 8  # without the environment's tokens
+    assert [x.prompt.id for x in record.replaced] == [groups[n].prompt.id for n in (0, 2)]
+    assert "group_replay/age" not in record_of(groups, [], 8).metrics
+
+
+def test_a_hook_holds_what_there_is_and_no_more_than_it_announced():
+    record = StepRecord(1, [group(0, (1, 0), 8), group(1, (1, 0), 8)], 8, room=1)
+    with pytest.raises(ValueError, match="no group of this step or held one has the key"):
+        record.hold([(7, 7)])
+    record.keep.clear()
+    with pytest.raises(ValueError, match="2 groups to hold, and the hooks' held_groups are 1"):
+        record.hold(x.prompt.key for x in record.groups)
 
 
 def test_a_group_that_is_routed_live_has_no_routes_of_the_group_that_it_replaces():
     """The rows are in order and have routes of this step, so they are read without a copy."""
-    buffer = ExperienceBuffer(RouteBuffer(*ROUTES, 2, SIZE), unrouted=1)
+    buffer = ExperienceBuffer(RouteBuffer(*ROUTES, 2, SIZE))
     groups = []
     for number in range(2):
         buffer.add([make_prompt(number, 3)])
-        first = buffer.first_row((1000 + number, 0))
+        first = buffer.first[(1000 + number, 0)]
         groups.append(group(number, (0, 0, 0), 3, row=first))
     buffer.routes.rows = buffer.routes.rows.at[:].set(4)
     assert buffer.routes_of(groups) is buffer.routes.rows
-    old = group(5, (1, 0, 0), 2, row=2 * SIZE)
-    routes = np.asarray(buffer.routes_of([old, groups[1]], live=[0])).ravel()
-    np.testing.assert_array_equal(routes, [255] * SIZE + [4] * SIZE)
+    for old, live in ((group(5, (1, 0, 0), 2, row=0), [0]), (group(5, (1, 0, 0), 2), [])):
+        old = old if live else without_rows(old)
+        routes = np.asarray(buffer.routes_of([old, groups[1]], live=live)).ravel()
+        np.testing.assert_array_equal(routes, [255] * SIZE + [4] * SIZE)

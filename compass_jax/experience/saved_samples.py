@@ -1,0 +1,127 @@
+"""The samples in flight in a checkpoint: JSON with arrays in it (weights/state.py).
+
+All tokens stand one sample after the other, so that a checkpoint has no padding. Routes are those
+of the whole buffer, since every process saves its own rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from compass_jax.aliases import JsonMapping, JsonObject
+from compass_jax.experience.buffer import NO_ROW, ExperienceBuffer, Sample
+from compass_jax.records import Group, Outcome, Prompt, Rollout, SampleKey, Score
+
+ARRAYS = {"tokens": np.int32, "logp": np.float32, "entropy": np.float32, "versions": np.int32}
+
+
+def state(buffer: ExperienceBuffer) -> JsonObject:
+    """Returns the samples, with their tokens so far `[tokens]` and the routes of all rows."""
+    number = {group: n for n, group in enumerate(buffer.prompts)}
+    rollouts = [x.rollout for x in _samples(buffer)]
+    tokens = {
+        name: np.concatenate([np.zeros(0, dtype), *(getattr(x, name) for x in rollouts)])
+        for name, dtype in ARRAYS.items()
+    }
+    return {
+        # A dropped group has lost its rows.
+        "prompts": [[*group, buffer.first.get(group, NO_ROW)] for group in buffer.prompts],
+        "held": [[*group, buffer.first.get(group, NO_ROW)] for group in buffer.held],
+        "samples": [_sample_state(sample) for sample in _samples(buffer)],
+        "kept": [number[group] for group in buffer.kept],
+        "dropped": [[number[group], *outcome] for group, outcome in buffer.dropped.items()],
+        "counts": dict(buffer.counts),  # JSON keeps them and the rewards exactly
+        "routes": _routes(buffer),
+        **tokens,
+    }
+
+
+def _routes(buffer: ExperienceBuffer) -> Array | None:
+    routes = buffer.routes.saved()
+    if routes is None:
+        return None
+    for sample in buffer.samples.values():
+        # A preempted turn is sampled anew, so its partial routes are unset.
+        if not sample.done and sample.rollout.prompt.turns:
+            row, n = sample.rollout.row, len(sample.rollout.tokens)
+            routes = routes.at[row, n - 1 :].set(jnp.iinfo(routes.dtype).max)
+    return routes
+
+
+def row_lengths(saved: JsonMapping, rows: int) -> np.ndarray:
+    """Returns the number of tokens of the sample in each of the buffer's rows, 0 without one."""
+    lengths = np.zeros(rows, np.int32)
+    for sample in saved["samples"]:
+        if sample["row"] != NO_ROW:
+            lengths[sample["row"]] = sample["tokens"]
+    return lengths
+
+
+def restore(
+    buffer: ExperienceBuffer, saved: JsonMapping, find: Callable[[int, int], Prompt]
+) -> None:
+    """Fills an empty buffer from a state; `find(id, visit)` returns a prompt."""
+    keys = [(int(prompt), int(visit)) for prompt, visit, _ in saved["prompts"]]
+    buffer.prompts = {key: find(*key) for key in keys}
+    firsts = {(p, v): row for p, v, row in (*saved["prompts"], *saved["held"]) if row != NO_ROW}
+    buffer.first = firsts
+    buffer.routes.adopt(list(firsts.values()), saved["routes"])
+    buffer.kept = [keys[n] for n in saved["kept"]]
+    buffer.dropped = {keys[n]: Outcome(*outcome) for n, *outcome in saved["dropped"]}
+    buffer.counts = dict(saved["counts"])
+    held: dict[tuple[int, int], list[Sample]] = {(p, v): [] for p, v, _ in saved["held"]}
+    for sample in _restored(saved, find):
+        if sample.rollout.prompt.key in held:
+            held[sample.rollout.prompt.key].append(sample)
+        else:
+            buffer.samples[sample.rollout.key] = sample
+    buffer.held = {key: _group(samples) for key, samples in held.items()}
+
+
+def _samples(buffer: ExperienceBuffer) -> Iterator[Sample]:
+    for _, sample in sorted(buffer.samples.items()):
+        yield sample
+    for group in buffer.held.values():
+        for rollout, score in zip(group.rollouts, group.scores, strict=True):
+            yield Sample(rollout, True, score)
+
+
+def _sample_state(sample: Sample) -> dict[str, object]:
+    rollout, score = sample.rollout, sample.score
+    return {
+        "key": list(rollout.key),
+        "row": rollout.row,
+        "tokens": len(rollout.tokens),
+        "done": sample.done,
+        "truncated": rollout.truncated,
+        "score": None if score is None else dataclasses.asdict(score),
+        **({"draft": [rollout.drafted, rollout.draft_tokens]} if rollout.draft_tokens else {}),
+    }
+
+
+def _restored(saved: JsonMapping, find: Callable[[int, int], Prompt]) -> Iterator[Sample]:
+    columns, start = {name: np.asarray(saved[name]) for name in ARRAYS}, 0
+    for sample in saved["samples"]:
+        part = slice(start, start := start + sample["tokens"])
+        key, score = SampleKey(*sample["key"]), sample["score"]
+        drafted, draft_tokens = sample.get("draft", (0, 0))
+        rollout = Rollout(
+            find(key.prompt, key.visit),
+            key.index,
+            truncated=sample["truncated"],
+            row=sample["row"],
+            drafted=drafted,
+            draft_tokens=draft_tokens,
+            **{name: column[part] for name, column in columns.items()},
+        )
+        yield Sample(rollout, sample["done"], None if score is None else Score(**score))
+
+
+def _group(samples: list[Sample]) -> Group:
+    scores = tuple(sample.score for sample in samples if sample.score is not None)
+    return Group(samples[0].rollout.prompt, tuple(x.rollout for x in samples), scores)
