@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 
-from compass_jax.model import attention, logprobs, transformer
+from compass_jax.model import attention, layer, logprobs, runs, transformer
 from compass_jax.model.experts import cpu
 from compass_jax.model.experts.dispatch import sorted_dispatch
 from compass_jax.model.moe import route, routing_dtype, unset_id
@@ -27,7 +27,7 @@ from compass_jax.rollout import decode, prefill, sampling, state
 from compass_jax.training import step
 
 ROWS = 32  # rows of a tile, and keys of a block of attention
-_default_layer, _default_norm = transformer._layer, attention.rms_norm
+_default_layer, _default_norm = layer.layer, attention.rms_norm
 _default_logprobs = step.token_logprobs
 
 
@@ -180,7 +180,7 @@ def _over_rows(forward: Callable[..., Any], placement, count: int) -> Callable[.
 
 @partial(jax.jit, static_argnames=("settings", "is_moe", "window"))
 def _layer(settings, shared, x, params, is_moe, routes, cache, window):
-    """Replaces `transformer._layer`."""
+    """Replaces `layer.layer`."""
     forward = partial(_forward, settings.config)
     if settings.placement is not None:
         forward = _over_rows(forward, settings.placement, x.shape[0])
@@ -225,7 +225,7 @@ def _norm(x, scale, eps: float):
 
 
 def _normed(settings, x, scale, part: str):
-    """Replaces `transformer._normed`, so that default layers have default norms."""
+    """Replaces `layer._normed`, so that default layers have default norms."""
     return _default_norm(x, scale, settings.config.norm_eps)
 
 
@@ -266,9 +266,9 @@ def _token_logprobs(hidden, head, tokens, temperature, chunk, placement, known, 
 def install() -> None:
     """Replaces the package's functions, before the first program is traced."""
     for module, name, function in (
-        (transformer, "_layer", _layer),
+        (runs, "layer", _layer),
         (transformer, "rms_norm", _norm),
-        (transformer, "_normed", _normed),
+        (layer, "_normed", _normed),
         (state, "logits_of", _logits),
         (decode, "sample", _sample),
         (prefill, "sample", _sample),

@@ -11,7 +11,6 @@ row: a token attends within its own segment.
 
 from __future__ import annotations
 
-from functools import partial
 from typing import NamedTuple
 
 import flax.linen as nn
@@ -21,14 +20,12 @@ from jaxtyping import Array, Bool, Float, Int, UInt
 
 from compass_jax.aliases import Tree
 from compass_jax.config import ComputeConfig, ModelConfig
-from compass_jax.model.attention import LayerCache, attention, rms_norm
-from compass_jax.model.experts.build import build
-from compass_jax.model.kernels import SAVED
-from compass_jax.model.lora import any_low_rank, merged
-from compass_jax.model.moe import RouterStats, moe_layer, routing_dtype
+from compass_jax.model.attention import LayerCache, rms_norm
+from compass_jax.model.layer import Block, Settings, Shared
+from compass_jax.model.lora import any_low_rank
+from compass_jax.model.moe import RouterStats, routing_dtype
 from compass_jax.model.params import (
     Layout,
-    Run,
     decode_layout,
     init_tree,
     is_spec,
@@ -37,12 +34,10 @@ from compass_jax.model.params import (
     param_specs,
     unstack_run,
 )
-from compass_jax.model.quantize import any_quantized, is_quantized, matmul, quantized_zeros
+from compass_jax.model.quantize import any_quantized, quantized_zeros
 from compass_jax.model.rope import rope_tables
-from compass_jax.model.stacks import InStack
+from compass_jax.model.runs import Cache, scan_cached, scan_run, unroll_run
 from compass_jax.sharding import Placement, constrain
-
-Cache = tuple[LayerCache, ...]
 
 
 class ModelOutput(NamedTuple):
@@ -115,8 +110,8 @@ class Transformer(nn.Module):
             compute.dtype_of("attention"),
             config.rope_scaling,
         )
-        settings = _Settings(config, compute, self.layout, self.placement)
-        block = _Block(settings, _Shared(tables, positions, mask, table, segments))
+        settings = Settings(config, compute, self.layout, self.placement)
+        block = Block(settings, Shared(tables, positions, mask, table, segments))
         # [l b t k], so that each run takes its MoE layers along the first axis.
         by_layer = None if routes is None else jnp.moveaxis(routes, 2, 0)
         ids, stats, first = [], [], 0
@@ -127,7 +122,7 @@ class Transformer(nn.Module):
             first += run_moe_layers
             run_params = params[f"run_{n}"]
             if cache is not None and stacked:
-                x, out, new = _scan_cached(
+                x, out, new = scan_cached(
                     block,
                     run,
                     run_params,
@@ -137,10 +132,10 @@ class Transformer(nn.Module):
                 )
                 caches += new
             elif stacked and compute.scan_layers:
-                x, out = _scan_run(block, run, run_params, x, run_routes)
+                x, out = scan_run(block, run, run_params, x, run_routes)
             else:
                 layers = unstack_run(run_params) if stacked else run_params
-                x, out, new = _unroll_run(block, run, layers, x, run_routes, cache)
+                x, out, new = unroll_run(block, run, layers, x, run_routes, cache)
                 caches += new
             ids.append(out[0])
             stats.append(out[1])
@@ -175,96 +170,6 @@ def _require_shapes(name: str, params: Tree, spec: Tree) -> None:
         if leaf.shape != tuple(leaf_spec.shape):
             where = f"{name}{jax.tree_util.keystr(path)}"
             raise ValueError(f"{where} has shape {leaf.shape}, the model has {leaf_spec.shape}")
-
-
-class _Settings(NamedTuple):
-    """The settings of a forward pass, static in its compiled programs."""
-
-    config: ModelConfig
-    compute: ComputeConfig
-    layout: Layout
-    placement: Placement | None
-
-
-class _Shared(NamedTuple):
-    """The arrays that all layers of a forward pass take."""
-
-    tables: Tree
-    positions: Int[Array, "b t"]
-    mask: Bool[Array, "b t"]
-    table: Int[Array, "b n"] | None
-    segments: Int[Array, "b t"] | None
-
-
-class _Block(NamedTuple):
-    """The arguments shared by all layers of a forward pass."""
-
-    settings: _Settings
-    shared: _Shared
-
-
-# Compiled within the program that calls it; equal layers are then traced and lowered once.
-@partial(jax.jit, static_argnames=("settings", "is_moe", "window"))
-def _layer(settings: _Settings, shared: _Shared, x, params, is_moe: bool, routes, cache, window):
-    """Runs one decoder layer; returns (x, cache, ids or None, stats or None)."""
-    config, compute, layout, placement = settings
-    tables, positions, mask, table, segments = shared
-    with jax.named_scope("attention"):
-        y = _normed(settings, x, params["attention_norm"], "attention")
-        y, cache = attention(
-            y,
-            params["attention"],
-            tables,
-            positions,
-            config,
-            cache,
-            placement,
-            attention_kernel(compute),
-            table,
-            segments,
-            window,
-        )
-        # The residual stream keeps its dtype, whatever attention and the MLP compute in.
-        x = constrain(placement, x + y.astype(x.dtype), "batch", "tokens", None)
-    y = _normed(settings, x, params["mlp_norm"], "mlp")
-    if not is_moe:
-        with jax.named_scope("mlp"):
-            out = _swiglu(y, params["mlp"])
-            x = constrain(placement, x + out.astype(x.dtype), "batch", "tokens", None)
-            return x, cache, None, None
-    with jax.named_scope("moe"):
-        experts = build(config, compute, placement, layout)
-        assert experts is not None
-        # The router's input is normalised again in the gate's dtype: a cast of `y` would have been
-        # rounded to the MLP's dtype before.
-        separate_gate = compute.dtype_of("gate") != compute.dtype_of("mlp")
-        gate_input = _normed(settings, x, params["mlp_norm"], "gate") if separate_gate else y
-        # a grouped product takes one matrix an expert: adapters are merged before it
-        weights = merged(params["mlp"])
-        out, ids, stats = moe_layer(y, gate_input, weights, routes, mask, config.mixture, experts)
-        if "shared" in params:
-            out = out + _shared_expert(y, params["shared"])
-        return x + out.astype(x.dtype), cache, ids, stats
-
-
-def _normed(settings: _Settings, x, scale, part: str):
-    """Computes the RMS norm in the dtype of `part`, or of the stream where that is wider."""
-    dtype = jnp.dtype(settings.compute.dtype_of(part))
-    x = x.astype(dtype) if dtype.itemsize > x.dtype.itemsize else x
-    return rms_norm(x, scale, settings.config.norm_eps).astype(dtype)
-
-
-def _swiglu(y, params):
-    gate, up, down = (params[name] for name in ("gate", "up", "down"))
-    return matmul(jax.nn.silu(matmul(y, gate)) * matmul(y, up), down)
-
-
-def _shared_expert(y, params):
-    """Computes the expert that every token takes, times the token's sigmoid gate where the model
-    has one.
-    """
-    out = _swiglu(y, params)
-    return out * jax.nn.sigmoid(matmul(y, params["sigmoid"])) if "sigmoid" in params else out
 
 
 def _require_fitting(
@@ -306,148 +211,6 @@ def _require_own_routes(
             f"routes are {routes.dtype}{list(routes.shape)}, tokens {list(tokens.shape)} of this"
             f" model take {dtype}{list(shape)}"
         )
-
-
-def attention_kernel(compute: ComputeConfig) -> str:
-    """Returns the attention kernel: the configured one, else 'splash' on a TPU, 'cudnn' on a GPU
-    of NVIDIA and 'portable' elsewhere.
-    """
-    if compute.attention != "auto":
-        return compute.attention
-    if jax.default_backend() == "tpu":
-        return "splash"
-    is_nvidia = "nvidia" in jax.devices()[0].device_kind.lower()
-    return "cudnn" if is_nvidia else "portable"
-
-
-def _period(block: _Block, run: Run, params, x, routes, caches):
-    """Runs the layers of one period; `routes` is `[moe layers of the period, b t k]`."""
-    ids, stats, new, at = [], [], [], 0
-    for j, is_moe in enumerate(run.period):
-        layer_routes = routes[at] if is_moe and routes is not None else None
-        x, cache, used, stat = _layer(
-            *block,
-            x,
-            params[f"layer_{j}"],
-            is_moe,
-            layer_routes,
-            None if caches is None else caches[j],
-            # Equal in all copies of the period (`layer_runs`), so a scan can trace one.
-            block.settings.config.window_of(run.layer(0, j)),
-        )
-        at += is_moe
-        new.append(cache)
-        if is_moe:
-            ids.append(used)
-            stats.append(stat)
-    out = (jnp.stack(ids), jax.tree.map(lambda *s: jnp.stack(s), *stats)) if ids else (None, None)
-    return x, out, new
-
-
-def _flatten_layers(tree):
-    return jax.tree.map(lambda y: y.reshape(-1, *y.shape[2:]), tree)
-
-
-def _scan_run(block: _Block, run, params, x, routes):
-    def body(carry, scanned):
-        layer_params, period_routes = scanned
-        y, out, _ = _period(block, run, layer_params, carry, period_routes, None)
-        return y, out
-
-    if block.settings.compute.remat:
-        # A scan's loop already keeps XLA from merging the recomputation with the forward pass.
-        body = jax.checkpoint(body, prevent_cse=False, policy=_policy(block))
-    per_period = sum(run.period)
-    if routes is not None and per_period:
-        routes = routes.reshape(run.repeats, per_period, *routes.shape[1:])
-    x, out = jax.lax.scan(body, x, (params, routes if per_period else None))
-    return x, _drop_empty(_flatten_layers(out), block)
-
-
-def _scan_cached(block: _Block, run, params, x, routes, caches: Cache):
-    """Runs layers with stacked caches as the scan's carry. Each layer reads and writes its part in
-    place, so that XLA copies no cache; and no experts, where a kernel reads them in their stack.
-    """
-    per_period = sum(run.period)
-    if routes is not None and per_period:
-        routes = routes.reshape(run.repeats, per_period, *routes.shape[1:])
-    in_stack = _in_stack(block, params)
-
-    def body(carry, scanned):
-        x, caches = carry
-        layer, layer_params, period_routes = scanned
-        # Where `stays` is true the scanned part is None: a scan would copy each layer's part.
-        layer_params = jax.tree.map(
-            lambda stays, part, stack: InStack(stack, layer) if stays else part,
-            in_stack,
-            layer_params,
-            params,
-        )
-        x, out, new = _period(
-            block,
-            run,
-            layer_params,
-            x,
-            period_routes,
-            [InStack(cache, layer) for cache in caches],
-        )
-        return (x, tuple(part.stack for part in new)), out
-
-    layers = jnp.arange(run.repeats, dtype=jnp.int32)
-    split = jax.tree.map(lambda stays, x: None if stays else x, in_stack, params)
-    (x, caches), out = jax.lax.scan(
-        body, (x, tuple(caches)), (layers, split, routes if per_period else None)
-    )
-    return x, _drop_empty(_flatten_layers(out), block), list(caches)
-
-
-def _in_stack(block: _Block, params: Tree) -> Tree:
-    """Returns which weights a kernel reads in their stack: matrices of experts, [layers e i o]."""
-    config, compute, layout, placement = block.settings
-    experts = build(config, compute, placement, layout)
-    takes, dtype = experts is not None and experts.grouped.takes_stacks, compute.dtype_of("mlp")
-
-    def reads(w):
-        # A matrix in a stack is not cast (`in_dtype`), so it must have the products' dtype already.
-        return takes and len(w.shape) == 4 and (is_quantized(w) or w.dtype == dtype)
-
-    return jax.tree.map(reads, params, is_leaf=is_quantized)
-
-
-def _unroll_run(block: _Block, run, params, x, routes, cache):
-    outs, new, size, per_period = [], [], len(run.period), sum(run.period)
-
-    def period(params, x, period_routes, part):
-        return _period(block, run, params, x, period_routes, part)
-
-    if block.settings.compute.remat and cache is None:
-        period = jax.checkpoint(period, policy=_policy(block))
-    for r in range(run.repeats):
-        period_routes = None if routes is None else routes[r * per_period : (r + 1) * per_period]
-        at = run.layer(r, 0)
-        part = None if cache is None else cache[at : at + size]
-        x, out, caches = period(params[r], x, period_routes, part)
-        outs.append(out)
-        new += caches
-    return x, _drop_empty(jax.tree.map(lambda *ys: jnp.concatenate(ys), *outs), block), new
-
-
-def _policy(block: _Block):
-    """Returns the policy of rematerialisation, which keeps the output of `splash_causal` unless
-    compute.remat_attention is set: with long rows attention takes most of a layer's time, and its
-    output little memory.
-    """
-    names = () if block.settings.compute.remat_attention else (SAVED,)
-    return jax.checkpoint_policies.save_only_these_names(*names)
-
-
-def _drop_empty(out, block: _Block):
-    """Gives a run without MoE layers routes of zero layers, so that runs can be concatenated."""
-    ids, stats = out
-    moe = block.settings.config.moe
-    if ids is None and moe is not None:
-        ids = jnp.zeros((0, *block.shared.mask.shape, moe.top_k), routing_dtype(moe.experts))
-    return ids, stats
 
 
 def init_params(config: ModelConfig, compute: ComputeConfig, key: jax.Array) -> Tree:

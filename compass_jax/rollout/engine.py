@@ -20,10 +20,11 @@ from jaxtyping import Array, Int, UInt, UInt32
 from compass_jax.aliases import Tree
 from compass_jax.config import ComputeConfig, Drafts, ModelConfig, RolloutConfig
 from compass_jax.model.attention import takes_kernel
+from compass_jax.model.layer import attention_kernel
 from compass_jax.model.moe import empty_routes, unset_id
 from compass_jax.model.params import decode_layout, to_decode
 from compass_jax.model.routes import take_routes
-from compass_jax.model.transformer import Transformer, attention_kernel
+from compass_jax.model.transformer import Transformer
 from compass_jax.rollout.batcher import Batcher
 from compass_jax.rollout.decode import decoded
 from compass_jax.rollout.drafts import DraftRows, DraftScores
