@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import experiments, rl_runs
+from compass_jax.allocator import tune_allocator
 from compass_jax.commands.calibrate import ALPHAS, run_calibration
-from compass_jax.commands.cli import tune_allocator
 from compass_jax.config import RunConfig
 from compass_jax.runs.rundir import write_atomically
 from compass_jax.training.sft import run_sft

@@ -44,7 +44,7 @@ from benchmarks.tokens_to_accuracy import (
     kept_prompts,
     sized,
 )
-from compass_jax.commands.cli import tune_allocator
+from compass_jax.allocator import tune_allocator
 from compass_jax.config import Drafts, RunConfig
 from compass_jax.report.targets import means_of_evaluations
 from compass_jax.rollout.drafts import Coupled, Lenient

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import experiments, inversion, tokens_to_accuracy
-from compass_jax.commands.cli import tune_allocator
+from compass_jax.allocator import tune_allocator
 from compass_jax.config import GuardConfig, OptimConfig
 from compass_jax.report import read_metrics
 from compass_jax.rl.objectives.grpo import Grpo

@@ -36,7 +36,7 @@ import jax
 import numpy as np
 
 from benchmarks import experiments, inversion_task, rl_runs
-from compass_jax.commands.cli import tune_allocator
+from compass_jax.allocator import tune_allocator
 from compass_jax.config import EngineJudgeConfig, MoEConfig, RunConfig, ScalarJudgeConfig, apply
 from compass_jax.data.tokenizer_training import train_tokenizer
 from compass_jax.experience.evaluate import evaluate_weights

@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks import common
 from benchmarks.rollout import CACHE_BUCKET, TransformersGenerator, calibrate
-from compass_jax.commands.cli import tune_allocator
+from compass_jax.allocator import tune_allocator
 from compass_jax.config import ComputeConfig, ModelConfig, RolloutConfig
 from compass_jax.model.flops import flops_per_token
 from compass_jax.records import Prompt, stable_id

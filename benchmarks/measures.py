@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import experiments, rl_runs
-from compass_jax.commands.cli import tune_allocator
+from compass_jax.allocator import tune_allocator
 from compass_jax.config import RunConfig, named_correction
 from compass_jax.rewards.score import Scorer
 from compass_jax.runs.telemetry import Telemetry

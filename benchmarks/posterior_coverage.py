@@ -26,7 +26,7 @@ import numpy as np
 from scipy import stats
 
 from benchmarks import experiments
-from compass_jax.commands.cli import tune_allocator
+from compass_jax.allocator import tune_allocator
 from compass_jax.commands.configured import config_of_run
 from compass_jax.config import RunConfig
 from compass_jax.data.keep import PassRate, read_pass_rates

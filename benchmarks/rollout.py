@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from benchmarks import common
-from compass_jax.commands.cli import tune_allocator
+from compass_jax.allocator import tune_allocator
 from compass_jax.config import ComputeConfig, ModelConfig, RolloutConfig
 from compass_jax.model.flops import flops_per_token
 from compass_jax.records import Prompt, stable_id

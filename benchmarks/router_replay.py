@@ -47,7 +47,7 @@ import numpy as np
 from benchmarks import experiments, rl_runs
 from benchmarks.router_replay_report import write_report
 from benchmarks.router_replay_setup import Setup, full, smoke, smollm2
-from compass_jax.commands.cli import tune_allocator
+from compass_jax.allocator import tune_allocator
 from compass_jax.config import RunConfig
 from compass_jax.data.prompts import train_prompts
 from compass_jax.experience.assemble import assemble

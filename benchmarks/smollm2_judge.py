@@ -38,7 +38,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import experiments, rl_runs
-from compass_jax.commands.cli import tune_allocator
+from compass_jax.allocator import tune_allocator
 from compass_jax.config import RunConfig, apply
 from compass_jax.config.stages import Import
 from compass_jax.configs import smollm2_135m_cpu

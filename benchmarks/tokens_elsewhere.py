@@ -31,7 +31,7 @@ from pathlib import Path
 
 from benchmarks import rl_runs, tokens_report
 from benchmarks.tokens_to_accuracy import GRPO, Cell, Experiment, Scale, cold_start, lock
-from compass_jax.commands.cli import tune_allocator
+from compass_jax.allocator import tune_allocator
 from compass_jax.commands.configured import load_config
 from compass_jax.config import (
     ProceduralSource,

@@ -67,7 +67,7 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from benchmarks import experiments, rl_runs, tokens_report
-from compass_jax.commands.cli import tune_allocator
+from compass_jax.allocator import tune_allocator
 from compass_jax.config import (
     OptimConfig,
     ProceduralSource,

@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks.against_trl import TRL, Case, run_ours, run_trl, versions
 from benchmarks.experiments import commit
-from compass_jax.commands.cli import tune_allocator
+from compass_jax.allocator import tune_allocator
 from compass_jax.config import RunConfig
 from compass_jax.config.data import HELDOUT
 from compass_jax.config.stages import Evaluate, Rl

@@ -25,7 +25,7 @@ import numpy as np
 
 from benchmarks import experiments, rl_runs
 from benchmarks import shop as shop_rl
-from compass_jax.commands.cli import tune_allocator
+from compass_jax.allocator import tune_allocator
 from compass_jax.config import (
     EvalConfig,
     RunConfig,

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import experiments, rl_runs
-from compass_jax.commands.cli import tune_allocator
+from compass_jax.allocator import tune_allocator
 from compass_jax.commands.configured import load_config
 from compass_jax.config import (
     OptimConfig,

@@ -47,7 +47,7 @@ def return_freed_memory() -> None:
     """Returns this process's freed memory to the operating system, where the C library is glibc.
 
     Threads that compile or run a program each have an arena, whose freed memory no other thread
-    reuses (and commands/cli.py has the allocator keep it).
+    reuses (and allocator.py has this process keep it).
     """
     with contextlib.suppress(AttributeError, OSError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)

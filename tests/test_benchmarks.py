@@ -159,17 +159,13 @@ def test_the_reference_model_is_the_one_of_the_published_numbers():
 
 
 def run_train(capsys):
-    """Runs the benchmark as a user does: in its own process, which restarts itself to get huge
-    pages.
-    """
-    environment = {k: v for k, v in os.environ.items() if k not in ("XLA_FLAGS", "GLIBC_TUNABLES")}
+    """Runs the benchmark as a user does: in its own process."""
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     command = [sys.executable, "-m", "benchmarks.train", "--smoke", "--rounds", "2"]
     result = subprocess.run(
         command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=300
     )
     assert result.returncode == 0, result.stderr
-    if sys.platform == "linux":
-        assert "hugetlb=1" in json.loads(result.stdout)["glibc_tunables"]
     return result.stdout
 
 

@@ -16,6 +16,7 @@ import sys
 from importlib import metadata
 
 from compass_jax.aliases import Json
+from compass_jax.allocator import tune_allocator
 from compass_jax.commands.parsing import HELP, help_text, is_configured, parse, repeated_option
 from compass_jax.commands.table import BY_NAME, overview, unknown_command
 from compass_jax.errors import CompassError
@@ -106,37 +107,9 @@ def _run_reporting_errors(name: str, options: Json, settings: list[str], wants_h
         return error.exit_status if isinstance(error, CompassError) else 1
 
 
-# Large pages; the process keeps freed memory. The number of arenas is not limited: with one, the
-# compiler's threads wait for each other (a cold start takes 1.6 times as long), and a step is not
-# faster.
-TUNABLES = ":".join(
-    (
-        "glibc.malloc.hugetlb=1",
-        "glibc.malloc.mmap_threshold=1073741824",
-        "glibc.malloc.trim_threshold=4294967296",
-    )
-)
-
-
 # Tracing a program makes many small objects that stay. By Python's default each 700 of them are
 # followed by a collection, which takes a tenth of a start.
 COLLECT_AFTER = 20_000  # objects
-
-
-def tune_allocator() -> None:
-    """Restarts the process with an allocator that keeps its memory, which only an environment
-    variable can enable.
-
-    XLA's CPU backend allocates a step's temporaries anew at every call. When glibc returns them in
-    between, the kernel spends up to half of a training step on page faults. Does nothing if the
-    variable is already set or the C library is not glibc.
-    """
-    tunables = os.environ.get("GLIBC_TUNABLES", "")
-    if sys.platform != "linux" or "hugetlb" in tunables:
-        return
-    os.environ["GLIBC_TUNABLES"] = ":".join(filter(None, [tunables, TUNABLES]))
-    # with the original arguments: `-m compass_jax` would search the current folder first
-    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
 
 
 def pass_by_absent_tpus() -> None:

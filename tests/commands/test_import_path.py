@@ -61,8 +61,7 @@ def compass(tmp_path_factory):
 
 
 def run(command, folder, **more):
-    env = {k: v for k, v in os.environ.items() if k != "GLIBC_TUNABLES"}
-    env |= {"PYTHONPATH": str(ROOT), **more}
+    env = {**os.environ, "PYTHONPATH": str(ROOT), **more}
     return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True, timeout=120)
 
 

@@ -36,7 +36,7 @@ def run(code, folder, **options):
     """Runs a Python program in `folder`; returns the completed process."""
     command = [sys.executable, "-c", textwrap.dedent(code)]
     paths = os.pathsep.join([str(TESTS.parent), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, "PYTHONPATH": paths, "GLIBC_TUNABLES": "glibc.malloc.hugetlb=0"}
+    environment = {**os.environ, "PYTHONPATH": paths}
     return subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, timeout=60, **options
     )
