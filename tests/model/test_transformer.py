@@ -14,6 +14,7 @@ import pytest
 from evolve import evolve
 
 from compass_jax.config import ComputeConfig, ModelConfig, MoEConfig
+from compass_jax.model import layer
 from compass_jax.model.logprobs import head_weights, token_logprobs
 from compass_jax.model.params import abstract_params, layer_runs, to_decode, unroll
 from compass_jax.model.transformer import Transformer, apply, init_cache
