@@ -14,7 +14,7 @@ import pytest
 from evolve import evolve
 
 from compass_jax.config import ComputeConfig, ModelConfig, MoEConfig
-from compass_jax.model import layer
+from compass_jax.model import layer as decoder_layer
 from compass_jax.model.logprobs import head_weights, token_logprobs
 from compass_jax.model.params import abstract_params, layer_runs, to_decode, unroll
 from compass_jax.model.transformer import Transformer, apply, init_cache
@@ -380,8 +380,8 @@ def test_equal_layers_are_traced_once(monkeypatch, layout):
         calls.append(arguments)
         return attention_of_model(*arguments)
 
-    attention_of_model = layer.attention
-    monkeypatch.setattr(layer, "attention", attention)
+    attention_of_model = decoder_layer.attention
+    monkeypatch.setattr(decoder_layer, "attention", attention)
     config = evolve(SPREAD, norm_eps=7e-4)  # used in no other test, since a trace is cached
     compute = ComputeConfig(scan_layers=False)
     params = random_params(config)
