@@ -7,7 +7,7 @@ evaluation, RL), so that a function can declare which of them it reads.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self
+from typing import Self
 
 from compass_jax.config import named
 from compass_jax.config.data import EvalConfig
@@ -54,6 +54,9 @@ class ScoredConfig(PolicyConfig):
             f"rewards.judge.weights = {judge.weights!r:.200} with rollout_apart: the judge would"
             " have the training's devices; serve it and name its endpoint",
         )
+
+
+TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
 @dataclass(frozen=True)
@@ -255,15 +258,26 @@ class RunConfig(RLRunConfig, SFTRunConfig):
     """Functions, as module:function or file.py:function, that are called after each RL step with
     (step, groups, metrics).
     """
-    trackers: tuple[Literal["tensorboard", "wandb", "trackio"], ...] = ("tensorboard",)
-    """Trackers that receive the metrics besides metrics.jsonl; none: metrics.jsonl alone."""
+    trackers: tuple[Name, ...] = ("tensorboard",)
+    """Trackers that receive the metrics besides metrics.jsonl: tensorboard, wandb, trackio, or a
+    function of yours as module:function or file.py:function (docs/trackers.md); none: metrics.jsonl
+    alone.
+    """
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if isinstance(self.callbacks, list | tuple):  # `validate` refuses another type
-            object.__setattr__(self, "callbacks", tuple(map(named.absolute, self.callbacks)))
+        for name in ("callbacks", "trackers"):
+            names = getattr(self, name)
+            if isinstance(names, list | tuple):  # `validate` refuses another type
+                object.__setattr__(self, name, tuple(map(named.absolute, names)))
 
     def _check(self, key: str) -> None:
         for callback in self.callbacks:
             named.check_name(callback, "callbacks", "'my_code.py:after_step'")
+        for i, tracker in enumerate(self.trackers):
+            check(
+                tracker in TRACKERS or named.is_name(tracker),
+                f"trackers[{i}] = {tracker!r:.200}: must be one of {', '.join(TRACKERS)}, or a"
+                " function of yours as module:function or file.py:function",
+            )
         super()._check(key)

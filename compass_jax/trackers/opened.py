@@ -9,20 +9,24 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from compass_jax.aliases import JsonMapping
-from compass_jax.config import ConfigError
+from compass_jax.config import ConfigError, named
 from compass_jax.extras import how_to_install
 from compass_jax.trackers.board import Board
 from compass_jax.trackers.remote import Remote
-from compass_jax.trackers.services import SERVICES
+from compass_jax.trackers.services import SERVICES, Service
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Raises ConfigError if the package of a tracker is not installed."""
+    """Raises ConfigError if the package of a tracker is not installed, or a function of the user's
+    cannot be imported.
+    """
     for name in names:
         if name in SERVICES and not _installed(name):
             raise ConfigError(
                 f"trackers: {name} is not installed: {how_to_install(name, name)}; or leave it out"
             )
+        if ":" in name:
+            named.load(name, "trackers")
 
 
 def open_trackers(
@@ -41,8 +45,9 @@ def open_trackers(
     """
     trackers: list[Board | Remote] = []
     for name in dict.fromkeys(names):
-        if name in SERVICES:
-            trackers.append(Remote(SERVICES[name], run_dir, stage, settings, tell))
+        if name in SERVICES or ":" in name:
+            service = SERVICES.get(name) or Service(name, named.load(name, "trackers"))
+            trackers.append(Remote(service, run_dir, stage, settings, tell))
         else:
             board = Board(run_dir / "tb" / stage, tell, 1)
             board.prepare()

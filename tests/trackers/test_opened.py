@@ -33,7 +33,7 @@ def test_the_setting_is_a_list_of_names_and_may_change_in_a_run():
     assert more.trackers == ("tensorboard", "wandb")
     assert config_from_json(config_to_json(more)) == more
     check_same_run(config, more, "here")
-    with pytest.raises(ConfigError, match=r"trackers\[0\] = 'wanbd'.*'wandb'"):
+    with pytest.raises(ConfigError, match=r"trackers\[0\] = 'wanbd'.*wandb"):
         dataclasses.replace(config, trackers=("wanbd",)).validate()
 
 
@@ -127,6 +127,27 @@ def test_the_run_hands_its_setting_on(tmp_path, monkeypatch, module, run):
     with pytest.raises(Reached):
         getattr(module, run)(config)
     assert received["trackers"] == ("wandb",) and received["settings"] == to_plain(config)
+
+
+def test_a_tracker_of_ones_own_gets_each_step_once_over_a_resume(tmp_path):
+    """The file is the one of docs/trackers.md."""
+    page = (Path(__file__).parents[2] / "docs/trackers.md").read_text()
+    code = page.split("# csv_tracker.py\n")[1].split("```")[0]
+    (tmp_path / "csv_tracker.py").write_text(code)
+    config = dataclasses.replace(tiny_run(), trackers=(f"{tmp_path}/csv_tracker.py:lines",))
+    config.validate()
+    check_trackers(config.trackers)
+    quiet = Console(file=io.StringIO())
+    for first, last in ((1, 3), (3, 4)):  # the second start repeats step 3
+        options = {"console": quiet, "trackers": config.trackers}
+        with Telemetry(tmp_path / "run", 4, "rl", **options) as telemetry:
+            telemetry.restore(None if first == 1 else {"step": 2, "metrics": 2})
+            for step in range(first, last + 1):
+                telemetry.log(step, {"reward/mean": step / 4})
+    lines = (tmp_path / "run/trackers/rl.csv").read_text().split()
+    assert lines == ["1,0.25", "2,0.5", "3,0.75", "4,1.0"]
+    with pytest.raises(ConfigError, match="trackers = 'no_such_module:lines'"):
+        check_trackers(("no_such_module:lines",))
 
 
 def test_an_id_is_the_run_directorys_and_the_stages(tmp_path):
