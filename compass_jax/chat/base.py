@@ -45,6 +45,8 @@ PROMPTED: tuple[Pair, ...] = (
     *((f"<{name}>", f"</{name}>") for name in ("thinking", "thought", "reasoning")),
 )
 TAGGED = tagged_form("<tool_call>", "</tool_call>")
+# tokens that begin a message: an answer that goes on has them, and they mark no thought or call
+TURNS = ("<|im_start|>", "<|start_header_id|>", "<|user|>", "<|assistant|>", "<|system|>")
 _OWN = re.compile(r"(\S{2,40}?)\s*\.\.\.\s*(\S{2,40})")
 # spelled control tokens, and tags whose names are those of thoughts or calls
 _NAMED = r"(?:think|thought|reason|scratchpad|tool|function|invoke|action|channel|plugin)"
@@ -200,7 +202,8 @@ def _known_marks(chat_format: ChatFormat) -> frozenset[str]:
     """Returns the marks that a format knows in a content."""
     marks = {mark for pair in chat_format.thoughts for mark in pair}
     marks |= {mark for form in chat_format.calls for mark in (form.open, form.close)}
-    return frozenset({*marks, *chat_format.ends, *(HARMONY if chat_format.channels else ())})
+    marks |= {*TURNS, *chat_format.ends, *(HARMONY if chat_format.channels else ())}
+    return frozenset(marks)
 
 
 def _message(segments: Iterable[Segment], cut: bool, chat_format: ChatFormat) -> Message:

@@ -4,7 +4,7 @@ its newest checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from compass_jax.config import RunConfig
 from compass_jax.config.curriculum import at_step, stage_at
@@ -27,7 +27,7 @@ from compass_jax.samplers.pool import Pool
 from compass_jax.samplers.remote import RemoteEngine
 from compass_jax.session import RunState, load_tokenizer, newest_checkpoint
 from compass_jax.sharding import Placement, placements
-from compass_jax.training.hand_over import RolloutWeights
+from compass_jax.training.hand_over import RolloutWeights, WeightTransport, transport_of
 from compass_jax.training.hooks.base import Hook, Hooks
 from compass_jax.training.hooks.callbacks import Callbacks
 from compass_jax.training.hooks.guard import Guard
@@ -50,6 +50,7 @@ class Building:
     Args:
         printed: notices that this run has printed; new ones are added.
         pool: the samplers of config.samplers.
+        transport: returns what brings the weights to an engine.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Building:
         telemetry: Telemetry,
         printed: set[str] | None = None,
         pool: Pool | None = None,
+        transport: Callable[[Engine], WeightTransport] = transport_of,
     ):
         self.newest = newest_checkpoint(config.directory, telemetry.note)
         self.done = 0 if self.newest is None else self.newest.manifest.step
@@ -69,7 +71,7 @@ class Building:
         self.rl = self.config.rl
         check_held_groups(self.config, self.rl)
         self.scorer, self.run_state, self.telemetry = scorer, run_state, telemetry
-        self.printed, self.pool = printed, pool
+        self.printed, self.pool, self.transport = printed, pool, transport
 
     def trainer(self) -> RLTrainer:
         """Returns a trainer that continues the run from its newest checkpoint, to the end of its
@@ -103,7 +105,7 @@ class Building:
         }
         saved = SavedRun(config, checkpoints, collect, buffer, prompts.stream, stateful, hooks)
         judge = PolicyJudge(config, self.scorer, engine, self.tokenizer)
-        weights = RolloutWeights(engine, judge)
+        weights = RolloutWeights(self.transport(engine), judge)
         layout = training_layout(config.compute)
         columns = self.tokenizer.vocab_size
         learner = self._learner(

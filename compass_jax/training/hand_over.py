@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from compass_jax.aliases import Tree
 from compass_jax.rollout.engine import Engine
 from compass_jax.samplers.remote import RemoteEngine
@@ -10,31 +12,72 @@ from compass_jax.training.own_judge import PolicyJudge
 from compass_jax.weights.sync import sync_weights
 
 
-class RolloutWeights:
-    """The weights with which `engine` samples: those of this process's devices, or those that
-    samplers on other hosts have received. A judge that is the policy uses them too.
+class WeightTransport(Protocol):
+    """Brings the learner's parameters to the engine that samples with them."""
+
+    is_local: bool  # whether the weights are this process's, so that a judge can use them
+
+    def send(self, params: Tree, version: int, /) -> tuple[Tree, dict[str, float]]:
+        """Takes training parameters over. Returns what the engine takes as its weights, and metrics
+        (time/handover_s).
+        """
+        ...
+
+
+class WithinProcess:
+    """Converts parameters for the engine on this process's devices, over a mesh from device to
+    device.
     """
 
-    def __init__(self, engine: Engine, judge: PolicyJudge):
-        self._engine, self._judge = engine, judge
-        self.params: Tree = None
+    is_local = True
 
-    def sync(self, learner: Learner) -> dict[str, float]:
-        """Takes the learner's parameters over; returns the bytes and seconds that it took."""
+    def __init__(self, engine: Engine):
+        self._engine = engine
+
+    def send(self, params: Tree, version: int) -> tuple[Tree, dict[str, float]]:
+        """Returns the parameters in the engine's layout and precision, and the bytes and seconds
+        that it took.
+        """
         engine = self._engine
-        # The old weights are no longer needed: their memory is free for the new ones.
-        self.params = None
-        self._judge.use(None, learner.version)
-        if isinstance(engine, RemoteEngine):
-            self.params, metrics = engine.receive(learner.params, learner.version)
-            return metrics
-        self.params, metrics = sync_weights(
-            learner.params,
+        return sync_weights(
+            params,
             engine.model_config,
             engine.compute.dtype,
             engine.config.quantize,
             placement=engine.placement,
             layout=engine.layout,
         )
-        self._judge.use(self.params, learner.version)
+
+
+class ToSamplers:
+    """Publishes parameters to the samplers of a pool."""
+
+    is_local = False
+
+    def __init__(self, engine: RemoteEngine):
+        self.send = engine.receive
+
+
+def transport_of(engine: Engine) -> WeightTransport:
+    """Returns the transport to an engine of this package."""
+    return ToSamplers(engine) if isinstance(engine, RemoteEngine) else WithinProcess(engine)
+
+
+class RolloutWeights:
+    """The weights of the rollout, which `transport` brings there. A judge that is the policy uses
+    them too.
+    """
+
+    def __init__(self, transport: WeightTransport, judge: PolicyJudge):
+        self._transport, self._judge = transport, judge
+        self.params: Tree = None
+
+    def sync(self, learner: Learner) -> dict[str, float]:
+        """Takes the learner's parameters over; returns the transport's metrics."""
+        # The old weights are no longer needed: their memory is free for the new ones.
+        self.params = None
+        self._judge.use(None, learner.version)
+        self.params, metrics = self._transport.send(learner.params, learner.version)
+        if self._transport.is_local:
+            self._judge.use(self.params, learner.version)
         return metrics

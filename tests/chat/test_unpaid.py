@@ -188,6 +188,12 @@ def test_a_word_in_brackets_is_no_mark(text):
     assert not find_format("hermes").read(text).unknown_marks
 
 
+def test_the_beginning_of_another_message_is_no_unknown_mark():
+    text = "4<|im_start|>user\n5 + 5<|im_end|>"
+    assert not find_format("any").read(text).unknown_marks
+    assert find_format("any").read("4<|im_star|>").unknown_marks == ("<|im_star|>",)
+
+
 def test_a_scorer_says_unknown_marks_once(caplog):
     data = DataConfig(sources=(FileSource("rows.jsonl"),), chat_format="hermes")
     prompt = Prompt(0, 0, "", "q", np.zeros(1, np.int32), "4", encode_row({"answer": "4"}))
