@@ -119,6 +119,11 @@ class RLRunConfig(EvalRunConfig):
             " rollout_apart, or samplers",
         )
         check(
+            not self.samplers.acts or self.rl.drafts is None,
+            "rl.drafts with samplers: drafts are scored by the run's own engine; leave out one of"
+            " the two",
+        )
+        check(
             self.samplers.lockstep or self.rl.one_step_off,
             "samplers.lockstep = False without rl.one_step_off: no rollout would run while the"
             " weights change; set rl.one_step_off, or leave lockstep on",

@@ -7,7 +7,7 @@ from collections.abc import Container, Sequence
 import numpy as np
 
 from compass_jax.aliases import Tree
-from compass_jax.records import EARLIER, GOLD, HOTTER, SAMPLED, Group, Rollout, StepArrays
+from compass_jax.records import EARLIER, GOLD, HOTTER, Group, Rollout, StepArrays
 from compass_jax.rewards.penalties import repetition_frac
 
 
@@ -20,7 +20,6 @@ def assemble(
     gold: bool = False,
     hotter_from: int | None = None,
     earlier: Container[int] | None = None,
-    drafts: bool = False,
 ) -> StepArrays:
     """Returns arrays of `length` tokens, row n * size + c for sample c of group n, as in `routes`.
     Repetition is of `ngram` tokens. With `gold` they hold the scores' gold labels.
@@ -31,7 +30,6 @@ def assemble(
         hotter_from: samples of a group from this index on were drawn at another temperature than
             training's (rl.zero_variance.grow_temperature); None: none were.
         earlier: places of groups of earlier steps; None: no hook holds groups.
-        drafts: whether samples may begin with a draft.
     """
     rows = len(groups) * size
     shape = (rows, length)
@@ -53,17 +51,12 @@ def assemble(
         columns[HOTTER] = np.arange(rows) % size >= hotter_from
     if earlier is not None:
         columns[EARLIER] = np.repeat([g in earlier for g in range(len(groups))], size)
-    if drafts:
-        columns[SAMPLED] = np.zeros(shape, bool)
     for g, group in enumerate(groups):
         for rollout, score in zip(group.rollouts, group.scores, strict=True):
             i = g * size + rollout.sample
             n, start = len(rollout.tokens), len(rollout.prompt.tokens)
             out.tokens[i, :n], out.lengths[i], out.group[i] = rollout.tokens, n, g
             out.mask[i, start:n] = rollout.generated
-            if drafts:
-                # Prompts with drafts have no environment (check_turns), so the rest was sampled.
-                columns[SAMPLED][i, start + rollout.drafted : n] = True
             out.rollout_logp[i, :n] = rollout.logp
             out.reward[i], out.known[i] = score.reward, score.known
             if gold:

@@ -17,14 +17,13 @@ from typing import Any
 from compass_jax.aliases import Tree
 from compass_jax.config import RewardConfig, SamplingConfig
 from compass_jax.experience.buffer import ExperienceBuffer, GroupKey
-from compass_jax.experience.drafts import DraftStore, accepted_frac, draft_metrics
 from compass_jax.experience.growth import queued
 from compass_jax.experience.history import outcome
 from compass_jax.experience.metrics import carried_metrics, growth_metrics, round_metrics
 from compass_jax.experience.step_policies.ask import Decision, PolicyCalls
 from compass_jax.experience.step_policies.inputs import StepInputs, uniform_posterior
 from compass_jax.experience.turns import Turns
-from compass_jax.records import Outcome, Prompt, Rollout, SampleKey
+from compass_jax.records import Group, Outcome, Prompt, Rollout, SampleKey
 from compass_jax.rewards.joined import AnyScorer
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
@@ -57,6 +56,7 @@ class Collector:
         batcher: runs requests, as Collection does.
         posterior: returns alpha and beta of the predicted pass rate of a prompt, a Beta
             distribution; by default Beta(1, 1) for all.
+        decided: called with groups that are kept or dropped; returns counts for the metrics.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class Collector:
         seed: int,
         batcher: Callable[..., Any] = Collection,
         posterior: Callable[[Prompt], tuple[float, float]] = uniform_posterior,
+        decided: Callable[[Sequence[Group]], Mapping[str, float]] = lambda groups: {},
     ):
         self.engine = engine
         self.scorer = scorer
@@ -81,7 +82,7 @@ class Collector:
         self.batcher = batcher
         self.posterior = posterior
         self.policy = sampling.policy
-        self.drafts = DraftStore(sampling.drafts)
+        self.decided = decided
 
     def __call__(
         self,
@@ -130,7 +131,6 @@ class Collector:
             self._apply(buffer, calls.decision(progress))
             progress = False
         metrics = {**stats.metrics(), "time/reward_wait_s": waited_s, **buffer.counts}
-        metrics |= accepted_frac(buffer.counts)
         return metrics | (carried_metrics(buffer) if self.policy.carries else {})
 
     def _missing(self, buffer: ExperienceBuffer, calls: PolicyCalls) -> list[SampleKey]:
@@ -186,8 +186,6 @@ class Collector:
             # In this order, because `stopped` may also report progress.
             enough=lambda: stopped() or enough(),
             expected=[self.expected_length(prompt) for prompt in prompts],
-            drafts=sampling.drafts,
-            answers=self.drafts.find(missing),
         )
         for rollout in collection:
             buffer.put(rollout, done=True)
@@ -229,8 +227,7 @@ class Collector:
         buffer.count(decision.counts)
         groups = [*kept_groups, *dropped_groups]
         buffer.count(growth_metrics(groups, self.sampling))
-        buffer.count(draft_metrics(groups, self.sampling.drafts))
-        self.drafts.add(groups)
+        buffer.count(self.decided(groups))
         buffer.keep(decision.chosen)
         for key, group in zip(decision.dropped, dropped_groups, strict=True):
             buffer.drop(key, outcome(group, self.rewards))

@@ -17,10 +17,10 @@ class DraftStore:
     """The answers of each prompt's last visit, by prompt and sample index, on the host.
 
     It holds at most `drafts.kept_tokens` tokens: the prompts that were visited longest ago are
-    forgotten first. Without drafts (None) it holds nothing.
+    forgotten first.
     """
 
-    def __init__(self, drafts: Drafts | None):
+    def __init__(self, drafts: Drafts):
         self.drafts = drafts
         self.tokens = 0  # number of tokens of all drafts
         # prompt id -> (visit, sample index -> draft), the prompt visited last at the end
@@ -28,42 +28,42 @@ class DraftStore:
 
     def add(self, groups: Iterable[Group]) -> None:
         """Replaces the drafts of the groups' prompts by the groups' answers."""
-        for group in groups if self.drafts is not None else ():
+        for group in groups:
             answers = {}
             for x in group.rollouts:
                 start = len(x.prompt.tokens)
                 answers[x.sample] = Draft(x.tokens[start:], x.logp[start:].astype(np.float32))
             self._put(group.prompt.id, group.prompt.visit, answers)
 
-    def find(self, keys: Iterable[SampleKey]) -> dict[SampleKey, Draft]:
-        """Returns the drafts of these samples, without those that have none."""
-        drafts = {}
-        for key in keys if self.drafts is not None else ():
-            visit, answers = self._answers.get(key.prompt, (key.visit, {}))
-            if key.index in answers and self._shares_noise(visit, key.visit):
-                drafts[key] = answers[key.index]
-        return drafts
+    def decided(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Takes the answers of groups that a step keeps or drops; returns `draft_counts`."""
+        self.add(groups)
+        return draft_counts(groups)
 
-    def state(self) -> JsonObject | None:
+    def find(self, key: SampleKey) -> Draft | None:
+        """Returns the draft of a sample, None where there is none."""
+        visit, answers = self._answers.get(key.prompt, (key.visit, {}))
+        noise_visit = self.drafts.noise_visit
+        return answers.get(key.index) if noise_visit(visit) == noise_visit(key.visit) else None
+
+    def state(self) -> JsonObject:
         """Returns the prompts with their visits and the lengths of their drafts, and the drafts'
-        tokens and log-probs `[tokens]`, one after the other; None without drafts.
+        tokens and log-probs `[tokens]`, one after the other.
         """
-        if not self._answers:
-            return None
         prompts = [
             [prompt, visit, [[index, len(draft.tokens)] for index, draft in answers.items()]]
             for prompt, (visit, answers) in self._answers.items()
         ]
         drafts = [x for _, answers in self._answers.values() for x in answers.values()]
         arrays = {
-            name: np.concatenate([getattr(x, name) for x in drafts]).astype(dtype)
+            name: np.concatenate([np.zeros(0, dtype), *(getattr(x, name) for x in drafts)])
             for name, dtype in ARRAYS.items()
         }
         return {"prompts": prompts, **arrays}
 
-    def restore(self, state: JsonMapping) -> None:
+    def restore(self, state: JsonMapping | None) -> None:
         """Restores a state, up to `drafts.kept_tokens`."""
-        if self.drafts is None:
+        if not state:
             return
         columns, start = [np.asarray(state[name]) for name in ARRAYS], 0
         for prompt, visit, lengths in state["prompts"]:
@@ -80,7 +80,6 @@ class DraftStore:
         self._forget(prompt)
         self._answers[prompt] = visit, answers
         self.tokens += sum(len(x.tokens) for x in answers.values())
-        assert self.drafts is not None
         while self.tokens > self.drafts.kept_tokens:
             self._forget(next(iter(self._answers)))
 
@@ -88,40 +87,24 @@ class DraftStore:
         _, answers = self._answers.pop(prompt, (0, {}))
         self.tokens -= sum(len(x.tokens) for x in answers.values())
 
-    def _shares_noise(self, first: int, second: int) -> bool:
-        assert self.drafts is not None
-        return self.drafts.noise_visit(first) == self.drafts.noise_visit(second)
 
-
-def check_turns(drafts: Drafts | None, prompts: Iterable[Prompt]) -> None:
+def check_turns(drafts: Drafts, prompts: Iterable[Prompt]) -> None:
     """Raises ConfigError for drafts with prompts whose answers are conversations."""
     label = next((x.label for x in prompts if x.turns), None)
-    if drafts is not None and label is not None:
+    if label is not None:
         raise ConfigError(
             f"{drafts.key}.name = {drafts.name!r}: the prompts of {label!r} have an environment,"
             " whose answers to other turns than the draft's would differ; leave out one of the two"
         )
 
 
-def draft_metrics(groups: Sequence[Group], drafts: Drafts | None) -> dict[str, float]:
+def draft_counts(groups: Sequence[Group]) -> dict[str, float]:
     """Returns the number of answers that began with a draft, the tokens of these drafts, and the
-    accepted ones; empty without drafts.
+    accepted ones.
     """
-    if drafts is None:
-        return {}
     rollouts = [x for group in groups for x in group.rollouts]
     return {
         "drafts/used": float(sum(x.draft_tokens > 0 for x in rollouts)),
         "drafts/scored_tokens": float(sum(x.draft_tokens for x in rollouts)),
         "waste/tokens_drafted": float(sum(x.drafted for x in rollouts)),
     }
-
-
-def accepted_frac(counts: JsonMapping) -> dict[str, float]:
-    """Returns the accepted share of the drafts' tokens in a step's `draft_metrics`, 0 without a
-    draft; empty without these metrics.
-    """
-    if "drafts/used" not in counts:
-        return {}
-    share = counts["waste/tokens_drafted"] / max(counts["drafts/scored_tokens"], 1.0)
-    return {"drafts/accepted_frac": share}

@@ -20,5 +20,4 @@ def training_use(engine: Engine, config: SamplingConfig, talks: bool) -> EngineW
         rows=config.routed_groups * config.capacity if config.replay == "R3" else 0,
         rows_together=config.prompts_per_step * config.capacity,
         goes_on=bool(talks or config.policy.carries or engine.config.cache_pages),
-        drafts=config.drafts,
     )

@@ -31,6 +31,7 @@ from compass_jax.model.quantize import kind_for
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.programs import Program, struct
 from compass_jax.records import TrainState
+from compass_jax.rollout.draft_engine import engine_for
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.programs import sampling_programs
 from compass_jax.samplers.requests import most_samples
@@ -227,9 +228,8 @@ class Step:
         self.model = Transformer(config.model, config.compute, layout, self.train, known)
         # That of the training with samplers samples nowhere.
         placement = None if self.role == "training" else self.decode
-        self.engine = Engine(
-            config.model, config.rollout_compute, config.rollout, 0, placement, known
-        )
+        settings = config.model, config.rollout_compute, config.rollout, 0, placement, known
+        self.engine = engine_for(config.rl.drafts, *settings)
         self.results: dict[Program, Tree] = {}  # results of compiled programs, as structs
         self.programs = planned(self._sampler() if sampler else self._run())
 

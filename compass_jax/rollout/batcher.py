@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 
 import jax
@@ -18,8 +18,6 @@ import numpy as np
 from jaxtyping import Array, UInt, UInt32
 
 from compass_jax.aliases import Tree
-from compass_jax.config import Drafts
-from compass_jax.rollout.drafts import DraftRows, DraftScores
 from compass_jax.rollout.engine_api import ResultTokens, RolloutEngine
 from compass_jax.rollout.logprobs import TopLogprobs
 from compass_jax.rollout.request import Request
@@ -58,8 +56,6 @@ class Batcher:
         stats: counters to add to.
         streams: whether prompts are prefilled one by one, so that no first token waits for another
             prompt's.
-        drafts: how much of a request's draft is accepted; it also keys the draws of all requests
-            (None: requests have no drafts).
     """
 
     def __init__(
@@ -74,7 +70,6 @@ class Batcher:
         routes: RouteBuffer | None = None,
         stats: RolloutStats | None = None,
         streams: bool = False,
-        drafts: Drafts | None = None,
     ):
         self.engine = engine
         self.params = params
@@ -85,17 +80,16 @@ class Batcher:
         self.routes = routes
         self.stats = RolloutStats() if stats is None else stats
         self.streams = streams
-        self.drafts = drafts
         self.slots = Slots(engine.config, engine.slot_groups)
         self._state: Tree = engine.init_decode_state(self.sampler.top_logprobs)
-        self._waiting = Waiting()
+        self._waiting = self._new_queue()
         self._any_cancelled = False
 
     # ---- what its drivers call -------------------------------------------------------------------
 
     def add(self, requests: Sequence[Request], columns: range | None = None) -> None:
         """Queues samples of one prompt. Samples that already have tokens are prefilled singly,
-        before all new ones, and so are samples with a draft.
+        before all new ones.
 
         columns: sample indices for which the prefill of the new ones draws (None: one each).
         """
@@ -194,17 +188,15 @@ class Batcher:
     # ---- into slots ------------------------------------------------------------------------------
 
     def _fill(self) -> list[Request]:
-        """Puts waiting samples into free slots: first samples that have tokens, then those with a
-        draft, then new ones. Runs a prefill when the open prefix is used up. Returns the samples
-        that their drafts finish.
+        """Puts waiting samples into free slots: first samples that have tokens, then those of a
+        subclass, then new ones. Runs a prefill when the open prefix is used up. Returns the samples
+        that are finished by it.
         """
         free, waiting = self.slots.free(), self._waiting
-        finished: list[Request] = []
         while free and waiting.resumable:
             if not self._resume(free):
-                return finished
-        while free and waiting.with_drafts:
-            finished += self._accept_drafts(free)
+                return []
+        finished = self._fill_own(free)
         while free and (waiting.groups or waiting.opened):
             if waiting.opened is None:
                 waiting.opened = self._prefill(len(free))
@@ -214,6 +206,13 @@ class Batcher:
             if not entered:
                 break
         return finished
+
+    def _new_queue(self) -> Waiting:
+        return Waiting()
+
+    def _fill_own(self, free: deque[int]) -> list[Request]:
+        """Puts samples of a subclass's own queue into slots; returns the finished ones."""
+        return []
 
     def _insert(self, opened: OpenPrefix, free: deque[int]) -> int:
         """Puts samples of `opened` into slots and returns their number."""
@@ -281,90 +280,25 @@ class Batcher:
         self._bulk_insert(prefix, slots, most)
         return len(entered)
 
-    def _accept_drafts(self, free: deque[int]) -> list[Request]:
-        """Scores drafts of one length bucket and puts the samples into slots that they leave
-        unfinished; those that get no pages continue later. Returns the finished ones.
-        """
-        config, end_ids = self.engine.config, self.engine.end_ids
-        sizes = resume_rows(config)
-        requests = self._waiting.take_drafts(
-            partial(resume_bucket, config), min(len(free), sizes[-1])
-        )
-        bucket = resume_bucket(config, requests[0].length_with_draft)
-        size = next(size for size in sizes if size >= len(requests))
-        prefix, scores = self._run_draft_pass(requests, (size, bucket))
-        lengths, logp, entropy = fetch(scores)
-        slots, most = np.full((size, 1), -1, np.int32), np.ones(size, np.int32)
-        finished = []
-        for i, sample in enumerate(requests):
-            new = slice(len(sample.tokens), int(lengths[i]))
-            sample.accept(logp[i, new], entropy[i, new], self.version)
-            at_end = sample.has_tokens and int(sample.tokens[-1]) in end_ids
-            if at_end or len(sample.tokens) == sample.limit:
-                sample.is_finished = True
-                finished.append(sample)
-            elif self.slots.enter(sample, free):
-                slots[i, 0], most[i] = sample.slot, sample.limit - len(sample.tokens)
-            else:
-                self._waiting.resumable.append(sample)
-        # Finished samples, and those that got no pages, have their routes in no slot.
-        if self.routes is not None and self.routes.rows is not None:
-            rows = self._rows(requests, size - len(requests))
-            self.routes.rows = self.engine.store_prefix_routes(prefix, self.routes.rows, rows)
-        self._bulk_insert(prefix, slots, most)
-        return finished
-
-    def _run_draft_pass(
-        self, requests: Sequence[Request], shape: tuple[int, int]
-    ) -> tuple[Prefix, DraftScores]:
-        """Scores the drafts of `requests`, padded to `shape`."""
-        assert self.drafts is not None
-        tokens, logp = np.zeros(shape, np.int32), np.zeros(shape, np.float32)
-        lengths, prompts = np.zeros((2, shape[0]), np.int32)
-        for r, x in enumerate(requests):
-            assert x.draft is not None
-            prompts[r], lengths[r] = len(x.tokens), x.length_with_draft
-            tokens[r, : prompts[r]] = x.tokens
-            answer = slice(prompts[r], lengths[r])
-            tokens[r, answer], logp[r, answer] = x.draft
-        columns = [range(x.column, x.column + 1) for x in requests]
-        rows = DraftRows(
-            jnp.asarray(tokens),
-            jnp.asarray(lengths),
-            jnp.asarray(prompts),
-            jnp.asarray(logp),
-            self._keys(requests, columns, shape[0])[:, 0],
-            self._keys(requests, columns, shape[0], Purpose.ACCEPT)[:, 0],
-        )
-        self.stats.prefills += 1
-        return self.engine.prefill_drafts(self.params, rows, self.sampler, self.drafts)
-
     def _keys(
         self,
         requests: Sequence[Request],
         columns: Sequence[range],
         rows: int,
         purpose: Purpose | None = None,
+        visit_of: Callable[[int], int] = int,
     ) -> UInt32[Array, "rows s 2"]:
-        """Returns the keys of the samples `columns` of each request, padded to `rows`.
-
-        purpose: keys of another purpose than the sampler's draws, for the visit itself.
+        """Returns the keys of the samples `columns` of each request, padded to `rows`. `visit_of`
+        returns the number that stands for a visit.
         """
         s = len(columns[0])
         ids, visits = np.zeros((2, rows), np.uint32)
         each = np.zeros((rows, s), np.uint32)
         for r, x in enumerate(requests):
-            ids[r], visits[r], each[r] = x.prompt.id, x.prompt.visit, columns[r]
-            noise = None if self.drafts is None else self.drafts.noise_visit(x.prompt.visit)
-            # Coupled drafts share the noise of the draws among several visits.
-            if purpose is None and noise is not None:
-                visits[r] = noise
-        if purpose is None:
-            shared = self.drafts is not None and self.drafts.noise_visit(0) is not None
-            purpose = Purpose.COUPLED if shared else self.purpose
+            ids[r], visits[r], each[r] = x.prompt.id, visit_of(x.prompt.visit), columns[r]
         keys = _jitted_keys(
             self.seed,
-            purpose,
+            self.purpose if purpose is None else purpose,
             jnp.asarray(np.repeat(ids, s)),
             jnp.asarray(np.repeat(visits, s)),
             jnp.asarray(each.reshape(-1)),

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from jaxtyping import Array, UInt
 
 from compass_jax.aliases import Tree
-from compass_jax.config import Drafts
-from compass_jax.records import Draft, Prompt, Rollout, SampleKey
+from compass_jax.records import Prompt, Rollout, SampleKey
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.request import Request
 from compass_jax.rollout.routes import RouteBuffer
@@ -53,8 +52,6 @@ class Collection:
     expected: Sequence[float] | None = None
     # limits of each prompt's samples, at most the configuration's
     max_new_tokens: Sequence[int] | None = None
-    drafts: Drafts | None = None  # how much of a draft is accepted, with the draws' keys
-    answers: Mapping[SampleKey, Draft] = field(default_factory=dict)  # drafts of new samples
 
     def __iter__(self) -> Iterator[Rollout]:
         # the counters may be those of an earlier collection
@@ -68,7 +65,6 @@ class Collection:
             version=self.policy_version,
             routes=self._held,
             stats=self.stats,
-            drafts=self.drafts,
         )
         self._add_carried()
         self._add_new()
@@ -125,10 +121,6 @@ class Collection:
                 for key in keys
                 if key in new_keys and key not in carried_keys
             ]
-            for request in requests:
-                if draft := self.answers.get(prompt.sample(request.column)):
-                    most = limit - len(prompt.tokens)
-                    request.draft = Draft(draft.tokens[:most], draft.logp[:most])
             self.batcher.add(requests, columns)
 
     def _limit(self, n: int) -> int:

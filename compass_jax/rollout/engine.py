@@ -18,7 +18,7 @@ import numpy as np
 from jaxtyping import Array, Int, UInt, UInt32
 
 from compass_jax.aliases import Tree
-from compass_jax.config import ComputeConfig, Drafts, ModelConfig, RolloutConfig
+from compass_jax.config import ComputeConfig, ModelConfig, RolloutConfig
 from compass_jax.model.attention import takes_kernel
 from compass_jax.model.layer import attention_kernel
 from compass_jax.model.moe import empty_routes, unset_id
@@ -27,12 +27,11 @@ from compass_jax.model.routes import take_routes
 from compass_jax.model.transformer import Transformer
 from compass_jax.rollout.batcher import Batcher
 from compass_jax.rollout.decode import decoded
-from compass_jax.rollout.drafts import DraftRows, DraftScores
 from compass_jax.rollout.engine_api import ResultTokens
 from compass_jax.rollout.insert import inserted
 from compass_jax.rollout.kv_cache import check_pages
 from compass_jax.rollout.logprobs import TopLogprobs
-from compass_jax.rollout.prefill import prefilled, prefilled_drafts, prompt_logprobs
+from compass_jax.rollout.prefill import prefilled, prompt_logprobs
 from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Purpose, RowSampling, Sampler, sample_keys
 from compass_jax.rollout.state import DecodeState, Prefix, empty_state, lay, lay_state
@@ -202,19 +201,6 @@ class Engine:
             self.model, self.config, params, tokens, lengths, keys, sampler, sampling, routes
         )
 
-    @partial(jax.jit, static_argnums=(0, 3, 4))
-    def prefill_drafts(
-        self, params, rows: DraftRows, sampler: Sampler, drafts: Drafts
-    ) -> tuple[Prefix, DraftScores]:
-        """Scores a draft of each prompt and accepts its first tokens by `drafts.accepted`.
-
-        Returns a Prefix of one sample a prompt and the log-probs and entropies of the accepted
-        tokens. The prefix holds the prompt and these tokens, their routes, and the next token,
-        drawn with the sample's key. After a draft that is accepted up to an end token, or to the
-        sample's limit, the next token is not part of the sample.
-        """
-        return prefilled_drafts(self.model, self.config, params, rows, sampler, drafts)
-
     @partial(jax.jit, static_argnums=(0, 4))
     def prompt_logprobs(
         self, params, tokens: Int[Array, "1 t"], lengths: Int[Array, "1"], most: int
@@ -334,22 +320,6 @@ class Engine:
         slot_routes = jnp.take(state.routes, slots, axis=0, mode="clip")
         slot_routes = slot_routes.reshape(-1, *store.shape[1:])
         return lay(self.placement, store.at[rows].set(slot_routes, mode="drop"), "batch")
-
-    @partial(jax.jit, static_argnums=0, donate_argnums=2)
-    def store_prefix_routes(
-        self, prefix: Prefix, store: UInt[Array, "rows t l k"], rows: Int[Array, "n"]
-    ) -> UInt[Array, "rows t l k"]:
-        """Copies the routes of each prompt of a prefix, without its last token's, to `rows` of
-        `store`, and unsets the rest of the row. Rows out of range are dropped.
-        """
-        assert prefix.routes is not None
-        n, t = prefix.tokens.shape
-        # Routes belong to a sample's inputs: all its tokens but the last.
-        is_input = jnp.arange(t)[None] < prefix.lengths[:, None] - 1
-        unset = jnp.array(unset_id(store.dtype), store.dtype)
-        routes = jnp.where(is_input[..., None, None], prefix.routes.astype(store.dtype), unset)
-        routes = jnp.full((n, *store.shape[1:]), unset).at[:, :t].set(routes)
-        return lay(self.placement, store.at[rows].set(routes, mode="drop"), "batch")
 
     @partial(jax.jit, static_argnums=(0, 3))
     def stored_routes(

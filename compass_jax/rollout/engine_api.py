@@ -17,8 +17,7 @@ from flax import struct
 from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
 
 from compass_jax.aliases import Tree
-from compass_jax.config import Drafts, RolloutConfig
-from compass_jax.rollout.drafts import DraftRows, DraftScores
+from compass_jax.config import RolloutConfig
 from compass_jax.rollout.logprobs import TopLogprobs
 from compass_jax.rollout.sampling import RowSampling, Sampler
 
@@ -167,11 +166,6 @@ class RolloutEngine(Engine, Protocol):
     ) -> Tree:
         """Runs `p` prompts once for all their samples, each with its own key in `rng`."""
 
-    def prefill_drafts(
-        self, params: Tree, rows: DraftRows, sampler: Sampler, drafts: Drafts
-    ) -> tuple[Tree, DraftScores]:
-        """Scores a draft of each prompt and accepts its first tokens."""
-
     def bulk_insert(
         self,
         prefix: Tree,
@@ -203,11 +197,6 @@ class RolloutEngine(Engine, Protocol):
         self, state: Tree, store: Any, slots: Int[Array, "n"], rows: Int[Array, "n"]
     ) -> UInt[Array, "rows t l k"]:
         """Copies the routes of `slots` to `rows` of `store`, on the device."""
-
-    def store_prefix_routes(
-        self, prefix: Tree, store: Any, rows: Int[Array, "n"]
-    ) -> UInt[Array, "rows t l k"]:
-        """Copies the routes of each prompt of a prefix to `rows` of `store`."""
 
     def stored_routes(self, store: Any, rows: Int[Array, "n"], length: int) -> Tree:
         """Returns the routes of the first `length` tokens of `rows` of `store`."""

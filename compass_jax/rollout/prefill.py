@@ -1,4 +1,4 @@
-"""The prefill: runs prompts through the model, once for all their samples, or each with a draft."""
+"""The prefill: runs prompts through the model, once for all their samples."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, UInt, UInt32
 
 from compass_jax.aliases import Tree
-from compass_jax.config import Drafts, RolloutConfig
-from compass_jax.model.moe import unset_id
+from compass_jax.config import RolloutConfig
 from compass_jax.model.transformer import Transformer, apply, init_cache
-from compass_jax.rollout.drafts import DraftInputs, DraftRows, DraftScores
 from compass_jax.rollout.logprobs import TopLogprobs, in_rows, top_logprobs
-from compass_jax.rollout.sampling import RowSampling, Sampler, draw_uniform, sample, scaled_logits
+from compass_jax.rollout.sampling import RowSampling, Sampler, sample
 from compass_jax.rollout.state import Prefix, lay_cache, next_logits
 
 
@@ -29,7 +27,7 @@ def prefilled(
 ) -> Prefix:
     """Runs prompts once for all their samples and draws the first token of each."""
     p, s = keys.shape[:2]
-    (last, cache, routes), _ = _encode(model, rollout, params, tokens, lengths, routes)
+    (last, cache, routes), _ = encode(model, rollout, params, tokens, lengths, routes)
     logits = next_logits(model, params, last, sampler)
     each = jax.tree.map(lambda x: for_samples(x, s), sampling)
     # A prompt's samples have the same logits and differ in their keys.
@@ -48,58 +46,6 @@ def prefilled(
         likeliest = top_logprobs(logits, drawn[0], sampler.top_logprobs, model.known)
         top = jax.tree.map(lambda x: x.reshape(p, s, -1), likeliest)
     return Prefix(cache, tokens, lengths, routes, keys, token, logp, entropy, sampling, top)
-
-
-def prefilled_drafts(
-    model: Transformer,
-    rollout: RolloutConfig,
-    params,
-    rows: DraftRows,
-    sampler: Sampler,
-    drafts: Drafts,
-) -> tuple[Prefix, DraftScores]:
-    """Runs prompts with a draft each. Returns the accepted prefixes as a Prefix, with the token
-    that is drawn after each, and their scores. See `Engine.prefill_drafts`.
-    """
-    t = rows.tokens.shape[1]
-    # Column i is about the token at i + 1, which the hidden state at i predicts.
-    position = jnp.broadcast_to(jnp.arange(1, t + 1, dtype=jnp.int32)[None], rows.tokens.shape)
-
-    def of_tokens(hidden, token, draft_logp, position, key, accept_key):
-        """The hidden states before `n` tokens -> (accepted, logp, drawn, its logp, entropy)."""
-        logits = next_logits(model, params, hidden, sampler)
-        drawn, drawn_logp, entropy = sample(logits, key, position, sampler, None, model.known)
-        logp = jax.nn.log_softmax(scaled_logits(logits, sampler, None, model.known), axis=-1)
-        logp = jnp.take_along_axis(logp, token[:, None], axis=-1)[:, 0]
-        uniform = draw_uniform(accept_key, position, logp.dtype)
-        inputs = DraftInputs(token, drawn, logp, draft_logp.astype(logp.dtype), uniform)
-        return drafts.accepted(inputs), logp, drawn, drawn_logp, entropy
-
-    def of_piece(hidden, following):
-        p, size = hidden.shape[:2]
-        keys = (for_samples(x, size) for x in (rows.keys, rows.accept_keys))
-        flat = (x.reshape(p * size, *x.shape[2:]) for x in (hidden, *following))
-        return jax.tree.map(lambda x: x.reshape(p, size), in_rows(of_tokens, *flat, *keys))
-
-    following = *(jnp.roll(x, -1, axis=1) for x in (rows.tokens, rows.draft_logp)), position
-    inputs = params, rows.tokens, rows.lengths, None
-    (_, cache, routes), results = _encode(model, rollout, *inputs, of_piece, following)
-    accepted, logp, drawn, drawn_logp, entropy = results
-    passes = accepted | (position < rows.prompts[:, None])
-    # The number of columns before the first refusal. The first token of a prompt has no column.
-    leading = jnp.sum(jnp.cumprod(passes.astype(jnp.int32), axis=1), axis=1, dtype=jnp.int32)
-    lengths = jnp.minimum(1 + leading, rows.lengths)
-    if routes is not None:
-        is_input = (position <= lengths[:, None])[..., None, None]
-        routes = jnp.where(is_input, routes, jnp.array(unset_id(routes.dtype), routes.dtype))
-    last = jnp.maximum(lengths - 1, 0)[:, None]
-    first, first_logp, first_entropy = (
-        jnp.take_along_axis(x, last, axis=1) for x in (drawn, drawn_logp, entropy)
-    )
-    keys = rows.keys[:, None]
-    prefix = Prefix(cache, rows.tokens, lengths, routes, keys, first, first_logp, first_entropy)
-    scores = (jnp.pad(x[:, :-1], ((0, 0), (1, 0))) for x in (logp, entropy))
-    return prefix, DraftScores(lengths, *scores)
 
 
 def prompt_logprobs(
@@ -122,13 +68,13 @@ def prompt_logprobs(
         return jax.tree.map(lambda x: x[None], in_rows(of_rows, hidden[0], following[0]))
 
     following = jnp.roll(tokens, -1, axis=1)
-    _, rows = _encode(model, rollout, params, tokens, lengths, None, of_piece, following)
+    _, rows = encode(model, rollout, params, tokens, lengths, None, of_piece, following)
     # the last row belongs to the token after the prompt
     ids, logp = (jnp.pad(x[0, :-1], ((1, 0), (0, 0))) for x in rows)
     return TopLogprobs(ids.at[0, 0].set(tokens[0, 0]), logp)
 
 
-def _encode(
+def encode(
     model: Transformer,
     rollout: RolloutConfig,
     params,

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from compass_jax.config import Drafts
 from compass_jax.programs import Program, Result, struct
+from compass_jax.rollout.draft_engine import DraftEngine
 from compass_jax.rollout.drafts import DraftRows
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Sampler
@@ -31,7 +31,6 @@ class EngineWorkload:
         rows: rows of the buffer that keeps the routes; 0: routes are not kept.
         rows_together: number of rows of the buffer that are read together at the end.
         goes_on: whether samples are interrupted and resumed, in another slot or another step.
-        drafts: how much of a draft is accepted; None: samples have no drafts.
     """
 
     name: str
@@ -40,7 +39,6 @@ class EngineWorkload:
     rows: int = 0
     rows_together: int = 0
     goes_on: bool = False
-    drafts: Drafts | None = None
 
 
 def sampling_programs(
@@ -76,8 +74,8 @@ class _Lister:
                     yield self._insert("insert", prefill, (rows, use.samples))
             if use.goes_on:
                 yield from self._resumed(sampler, buffer)
-            if use.drafts is not None:
-                yield from self._with_drafts(sampler, buffer, use.drafts)
+            if isinstance(self.engine, DraftEngine) and not use.name:
+                yield from self._with_drafts(self.engine, sampler, buffer)
         for sampler in use.samplers:
             yield from self._decode(sampler)
         store = None if buffer is None else Result(buffer)
@@ -106,24 +104,26 @@ class _Lister:
                 yield self._insert("insert resumed", resume, (rows, 1))
 
     def _with_drafts(
-        self, sampler: Sampler, buffer: Program | None, drafts: Drafts
+        self, engine: DraftEngine, sampler: Sampler, buffer: Program | None
     ) -> Iterator[Program]:
-        config = self.engine.config
+        config = engine.config
         for bucket in resume_buckets(config):
             for rows in resume_rows(config):
                 shape, keys = (rows, bucket), self._array((rows, 2), jnp.uint32)
                 count, logp = self._array((rows,)), self._array(shape, jnp.float32)
                 arrays: tuple[Any, ...] = self._array(shape), count, count, logp, keys, keys
-                arguments = self.params, DraftRows(*arrays), sampler, drafts
+                arguments = self.params, DraftRows(*arrays), sampler, engine.drafts
                 tokens = rows * bucket
-                scored = self._named("drafts", Engine.prefill_drafts, *arguments, tokens=tokens)
+                scored = self._named(
+                    "drafts", DraftEngine.prefill_drafts, *arguments, tokens=tokens
+                )
                 yield scored
                 prefix, which = Result(scored, lambda result: result[0]), self._array((rows,))
                 insert = prefix, self.state, self._array((rows, 1)), which
                 yield self._named("insert drafts", Engine.bulk_insert, *insert)
                 if buffer is not None:
                     store = prefix, Result(buffer), which
-                    yield self._named("store drafts", Engine.store_prefix_routes, *store)
+                    yield self._named("store drafts", DraftEngine.store_prefix_routes, *store)
 
     def _prefill(
         self,

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from compass_jax.records import Draft, Prompt, Rollout
+from compass_jax.records import Prompt, Rollout
 from compass_jax.rollout.logprobs import TopLogprobs
 
 
@@ -32,8 +32,7 @@ class Request:
     versions: np.ndarray  # int32 [t]
     length: int = 0  # number of tokens so far, including those in the slot
     slot: int = -1
-    draft: Draft | None = None  # an earlier answer that was not scored yet, within the limit
-    drafted: int = 0  # as in Rollout, like the next one
+    drafted: int = 0  # as in Rollout, like the next
     draft_tokens: int = 0
     temperature: float = 0.0  # for a `per_request` sampler, like the next two
     top_k: int = 0  # 0: all tokens
@@ -66,11 +65,6 @@ class Request:
         """Whether it has tokens after the prompt."""
         return len(self.tokens) > len(self.prompt.tokens)
 
-    @property
-    def length_with_draft(self) -> int:
-        """The number of its tokens and those of its draft."""
-        return len(self.tokens) + (0 if self.draft is None else len(self.draft.tokens))
-
     def take(self, tokens: np.ndarray, logp: np.ndarray, entropy: np.ndarray, version: int) -> None:
         """Appends new tokens with their log-probs, entropies and policy version."""
         self.tokens = np.concatenate([self.tokens, tokens])
@@ -86,15 +80,6 @@ class Request:
         self.length = len(self.tokens)
         self.drafted = min(self.drafted, self.length - len(self.prompt.tokens))
         self.is_finished = False
-
-    def accept(self, logp: np.ndarray, entropy: np.ndarray, version: int) -> None:
-        """Appends the first `n` tokens of the draft, with their log-probs and entropies `[n]` under
-        the policy of this version, and removes the draft.
-        """
-        assert self.draft is not None
-        self.drafted, self.draft_tokens = len(logp), len(self.draft.tokens)
-        self.take(self.draft.tokens[: self.drafted], logp, entropy, version)
-        self.draft = None
 
     def take_top(self, top: TopLogprobs) -> None:
         """Appends the top log-probs `[n k]` of its newest tokens."""

@@ -42,29 +42,26 @@ class OpenPrefix:
 
 
 class Waiting:
-    """The queue: first requests that have tokens, then those with a draft, those of the open
-    prefix, and new groups.
+    """The queue: first requests that have tokens, then those of the open prefix, and new
+    groups.
     """
 
     def __init__(self) -> None:
         self.resumable: deque[Request] = deque()
-        self.with_drafts: deque[Request] = deque()
         self.opened: OpenPrefix | None = None
         self.groups: deque[Group] = deque()
 
     def __len__(self) -> int:
         opened = len(self.opened.waiting) if self.opened else 0
-        single = len(self.resumable) + len(self.with_drafts)
-        return single + opened + sum(len(group.requests) for group in self.groups)
+        return len(self.resumable) + opened + sum(len(group.requests) for group in self.groups)
 
     def __bool__(self) -> bool:
-        return bool(self.resumable or self.with_drafts or self.opened or self.groups)
+        return bool(self.resumable or self.opened or self.groups)
 
     def add(self, requests: Sequence[Request], columns: range | None) -> None:
         """Queues samples of one prompt; see `Batcher.add`."""
         self.resumable.extend(x for x in requests if x.has_tokens)
-        self.with_drafts.extend(x for x in requests if x.draft is not None)
-        new = [x for x in requests if not x.has_tokens and x.draft is None]
+        new = [x for x in requests if not x.has_tokens]
         if columns is None:
             self.groups.extend(Group(range(x.column, x.column + 1), [x]) for x in new)
         elif new:
@@ -95,26 +92,10 @@ class Waiting:
         self.groups.extendleft(reversed(skipped))
         return chosen
 
-    def take_drafts(self, bucket: Callable[[int], int], most: int) -> list[Request]:
-        """Takes up to `most` requests with a draft from the front that have the length bucket of
-        the first one, draft included.
-        """
-        size = bucket(self.with_drafts[0].length_with_draft)
-        chosen: list[Request] = []
-        skipped: list[Request] = []
-        while self.with_drafts and len(chosen) < most:
-            request = self.with_drafts.popleft()
-            matches = bucket(request.length_with_draft) == size
-            (chosen if matches else skipped).append(request)
-        self.with_drafts.extendleft(reversed(skipped))
-        return chosen
-
     def leave_cancelled(self) -> list[Request]:
         """Removes the cancelled requests and returns them."""
         cancelled, resumable = split_cancelled(self.resumable)
-        more, with_drafts = split_cancelled(self.with_drafts)
-        cancelled += more
-        self.resumable, self.with_drafts = deque(resumable), deque(with_drafts)
+        self.resumable = deque(resumable)
         if self.opened is not None:
             more, stay = split_cancelled(x for _, x in self.opened.waiting)
             cancelled += more

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, UInt
 
 from compass_jax.aliases import JsonObject, Tree
-from compass_jax.config import ComputeConfig, Drafts, MeshConfig, ModelConfig, RolloutConfig
+from compass_jax.config import ComputeConfig, MeshConfig, ModelConfig, RolloutConfig
 from compass_jax.config.io import to_plain
 from compass_jax.model.moe import empty_routes, unset_id
 from compass_jax.rollout.engine import Engine
@@ -46,7 +46,6 @@ class RemoteEngine(Engine):
         end_ids: Sequence[int],
         placement: Placement | None,
         known: int,
-        drafts: Drafts | None,
     ):
         super().__init__(model, compute, rollout, end_ids, placement, known)
         self.pool, self.mesh_config = pool, mesh
@@ -56,7 +55,6 @@ class RemoteEngine(Engine):
             compute,
             rollout,
             mesh,
-            drafts,
             self.end_ids,
             known,
             resolve(rollout.quantize),
@@ -157,7 +155,6 @@ class RemoteBatcher:
         version: int = 0,
         routes: RouteBuffer | None = None,
         stats: RolloutStats | None = None,
-        drafts: Drafts | None = None,
     ):
         self.pool = engine.pool
         self.routes = routes
@@ -169,15 +166,14 @@ class RemoteBatcher:
             "seed": seed,
             "sampler": asdict(sampler or engine.default_sampler()),
             "routes": routes is not None and routes.rows is not None,
-            "drafts": drafts is not None,
         }
         most = most_samples(engine.config.slots, 1 if routes is None else routes.size)
         self.job = self.pool.open(fields, most)
 
     def add(self, requests: Sequence[Request], columns: range | None = None) -> None:
         """Queues samples of one prompt, like `Batcher.add`."""
-        # New samples share one prefill of the prompt. A sample with tokens or a draft has its own.
-        single = [x for x in requests if columns is None or x.has_tokens or x.draft is not None]
+        # New samples share one prefill of the prompt. A sample with tokens has its own.
+        single = [x for x in requests if columns is None or x.has_tokens]
         for request in single:
             self._submit([request], range(request.column, request.column + 1))
         if columns is not None and (new := [x for x in requests if x not in single]):
@@ -224,11 +220,11 @@ class RemoteBatcher:
 
     def _update(self, event: Message) -> list[Request]:
         updated = []
-        for n, *counts in event.fields["samples"]:
+        for n in event.fields["samples"]:
             request = self._requests.pop(n, None)
             if request is None:
                 continue
-            update(request, n, event, counts)
+            update(request, n, event)
             rows: Tree = None if self.routes is None else self.routes.rows
             if rows is not None:
                 routes = event.arrays[f"{n}.routes"]

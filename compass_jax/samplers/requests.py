@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from compass_jax.aliases import JsonObject
-from compass_jax.records import Draft, Prompt
+from compass_jax.records import Prompt
 from compass_jax.rollout.request import Request
 from compass_jax.samplers.frames import Message
 
@@ -36,11 +36,9 @@ def work(
     arrays |= {f"{n}.routes": x for n, x in routes.items()}
     samples = []
     for n, x in requests.items():
-        samples.append([n, x.column, x.limit, x.drafted, x.draft_tokens])
+        samples.append([n, x.column, x.limit])
         if x.has_tokens:
             arrays |= {f"{n}.{name}": getattr(x, name) for name in COLUMNS}
-        if x.draft is not None:
-            arrays |= {f"{n}.draft": x.draft.tokens, f"{n}.draft_logp": x.draft.logp}
     fields: JsonObject = {"job": job, "id": prompt.id, "visit": prompt.visit, "samples": samples}
     return Message("work", fields | {"columns": [columns.start, columns.stop]}, arrays)
 
@@ -50,15 +48,12 @@ def requests_of(message: Message, rows: Sequence[int]) -> dict[int, Request]:
     fields, arrays = message.fields, message.arrays
     prompt = Prompt.of_tokens(arrays["prompt"].tolist(), fields["id"], fields["visit"])
     requests = {}
-    for row, (n, column, limit, drafted, draft_tokens) in zip(rows, fields["samples"], strict=True):
+    for row, (n, column, limit) in zip(rows, fields["samples"], strict=True):
         request = Request.of(prompt, column, row, limit, 0)
         if f"{n}.tokens" in arrays:
             for name in COLUMNS:
                 setattr(request, name, arrays[f"{n}.{name}"])
             request.length = len(request.tokens)
-        if f"{n}.draft" in arrays:
-            request.draft = Draft(arrays[f"{n}.draft"], arrays[f"{n}.draft_logp"])
-        request.drafted, request.draft_tokens = drafted, draft_tokens
         requests[n] = request
     return requests
 
@@ -69,17 +64,15 @@ def results(
     """Returns the message with the tokens of finished or unfinished samples, and their routes."""
     arrays, samples = dict[str, np.ndarray](), []
     for n, x in requests.items():
-        samples.append([n, x.drafted, x.draft_tokens])
+        samples.append(n)
         arrays |= {f"{n}.{name}": getattr(x, name) for name in COLUMNS}
         if n in routes:
             arrays[f"{n}.routes"] = routes[n]
     return Message(kind, {"job": job, "samples": samples}, arrays)
 
 
-def update(request: Request, n: int, message: Message, counts: Sequence[int]) -> None:
+def update(request: Request, n: int, message: Message) -> None:
     """Gives a request the tokens that a `results` message has of it."""
     for name in COLUMNS:
         setattr(request, name, message.arrays[f"{n}.{name}"].copy())
     request.length = len(request.tokens)
-    request.drafted, request.draft_tokens = counts
-    request.draft = None

@@ -319,7 +319,6 @@ class SamplerLoop:
             version=self._version,
             routes=buffer,
             stats=RolloutStats(),
-            drafts=self._settings.drafts if job["drafts"] else None,
         )
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compass_jax.config import ComputeConfig, Drafts, MeshConfig, ModelConfig, RolloutConfig
+from compass_jax.config import ComputeConfig, MeshConfig, ModelConfig, RolloutConfig
 
 
 @dataclass(frozen=True)
@@ -15,7 +15,6 @@ class EngineSettings:
     compute: ComputeConfig
     rollout: RolloutConfig
     mesh: MeshConfig
-    drafts: Drafts | None
     end_ids: tuple[int, ...]
     known: int  # token ids below it are tokens
     quantize: str  # type of 8-bit weights, as the training resolves rollout.quantize

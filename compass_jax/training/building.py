@@ -14,13 +14,14 @@ from compass_jax.data.prompts import evaluation_sets, fitting, train_prompts
 from compass_jax.data.selectors import prompt_selector
 from compass_jax.data.stream import PromptStream
 from compass_jax.experience.collect import Collector, new_buffer
-from compass_jax.experience.drafts import check_turns
+from compass_jax.experience.drafts import DraftStore, check_turns
 from compass_jax.experience.evaluate import turns_of
 from compass_jax.experience.history import PromptHistory
 from compass_jax.memory import check_drafts, check_held_groups
 from compass_jax.model.params import training_layout
 from compass_jax.model.transformer import Transformer
 from compass_jax.rewards.joined import AnyScorer, check_rows
+from compass_jax.rollout.draft_engine import engine_for
 from compass_jax.rollout.engine import Engine
 from compass_jax.runs.telemetry import Telemetry
 from compass_jax.samplers.pool import Pool
@@ -30,6 +31,7 @@ from compass_jax.sharding import Placement, placements
 from compass_jax.training.hand_over import RolloutWeights, WeightTransport, transport_of
 from compass_jax.training.hooks.base import Hook, Hooks
 from compass_jax.training.hooks.callbacks import Callbacks
+from compass_jax.training.hooks.drafts import DraftAccount
 from compass_jax.training.hooks.guard import Guard
 from compass_jax.training.hooks.notices import Notices
 from compass_jax.training.hooks.own import own_hooks
@@ -80,6 +82,7 @@ class Building:
         config, rl = self.config, self.rl
         train, rollout = placements(config.mesh, config.local_rollout_mesh, config.rollout_apart)
         self.tokenizer = load_tokenizer(config)
+        self.drafts = DraftStore(rl.drafts) if rl.drafts is not None else None
         engine = self._engine(rollout)
         turns = turns_of(self.tokenizer, config.rollout)
         multiple = 1 if train is None else train.rows_multiple
@@ -95,6 +98,8 @@ class Building:
         settings = rl.sampling, config.rewards, config.seed
         lengths = history.expected_length
         collect = Collector(engine, self.scorer, turns, lengths, *settings, posterior=posterior)
+        if self.drafts is not None:
+            collect.decided = self.drafts.decided
         buffer = new_buffer(engine, rl.sampling)
         self.notices.at_start(len(prompts.stream), len(prompts.labels))
         stateful: dict[str, Stateful] = {
@@ -102,6 +107,7 @@ class Building:
             "history": history,
             "selector": prompts.selector,
             "telemetry": self.telemetry,
+            **({} if self.drafts is None else {"drafts": self.drafts}),
         }
         saved = SavedRun(config, checkpoints, collect, buffer, prompts.stream, stateful, hooks)
         judge = PolicyJudge(config, self.scorer, engine, self.tokenizer)
@@ -131,10 +137,11 @@ class Building:
         config = self.config
         settings = config.model, config.rollout_compute, config.rollout
         tokens = self.tokenizer.end_ids, rollout, self.tokenizer.vocab_size
-        if self.pool is None:
-            return Engine(*settings, *tokens)
-        mesh = config.rollout_mesh or config.mesh
-        return RemoteEngine(self.pool, *settings, mesh, *tokens, self.rl.drafts)
+        if self.pool is not None:
+            mesh = config.rollout_mesh or config.mesh
+            return RemoteEngine(self.pool, *settings, mesh, *tokens)
+        find = {} if self.drafts is None else {"find": self.drafts.find}
+        return engine_for(self.rl.drafts, *settings, *tokens, **find)
 
     def _prompts(self) -> Prompts:
         """Reads the prompts, and checks that the verifiers can judge their rows."""
@@ -146,7 +153,8 @@ class Building:
         evaluated = evaluation_sets(config, self.tokenizer, tell)
         heldout = (prompt for one in evaluated for prompt in one.prompts)
         check_rows(self.scorer, config.data, [*prompts, *heldout])
-        check_turns(self.rl.drafts, prompts)
+        if self.rl.drafts is not None:
+            check_turns(self.rl.drafts, prompts)
         repeats = [source.repeat for source in config.data.sources]
         selector = prompt_selector(
             self.rl.zero_variance,
@@ -167,6 +175,8 @@ class Building:
         if rl.permute_rewards:
             yield PermutedRewards(config.seed)
         yield notices
+        if rl.drafts is not None:
+            yield DraftAccount()
         yield StepMetrics(prompts, config.rewards, rl.shaping, self.stage)
         steady = rl.zero_variance.posterior
         yield Guard(rl.guard, rl.steps, config.rewards, notices.print_of_kind, steady)

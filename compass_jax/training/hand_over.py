@@ -34,7 +34,7 @@ class WithinProcess:
     def __init__(self, engine: Engine):
         self._engine = engine
 
-    def send(self, params: Tree, version: int) -> tuple[Tree, dict[str, float]]:
+    def send(self, params: Tree, version: int):
         """Returns the parameters in the engine's layout and precision, and the bytes and seconds
         that it took.
         """

@@ -217,7 +217,6 @@ class RLTrainer:
             gold=self.config.data.labelled,
             hotter_from=self.rl.group_size if heats else None,
             earlier=earlier if self.rl.held_groups else None,
-            drafts=self.rl.drafts is not None,
         )
 
     def _end_step(self, step: StepRecord) -> None:

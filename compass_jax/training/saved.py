@@ -75,7 +75,6 @@ class SavedRun:
                 **adapter_meta(self.config.lora, self.config.init_from, learner.frozen),
                 PENDING: None if self.buffer.empty else saved_samples.state(self.buffer),
                 "step_policy": self.buffer.policy_state,
-                "drafts": self.collect.drafts.state(),
                 "hooks": self.hooks.state(),
                 **{name: part.state() for name, part in self.parts.items()},
             }
@@ -103,13 +102,11 @@ class SavedRun:
         meta = joined(meta, arrays.get(IN_META, {}))
         self.vocab_rows = meta.get(VOCAB_ROWS, config.model.vocab_size)
         for name, part in self.parts.items():
-            part.restore(meta[name])
+            part.restore(meta.get(name))
         self.buffer.policy_state = meta.get("step_policy", {})
         # Checkpoints of older commits have the guard's state alone.
         states = meta.get("hooks", {"guard": meta.get("guard", {})})
         self.hooks.restore(states, newest.manifest.step, tell)
-        if meta.get("drafts"):
-            self.collect.drafts.restore(meta["drafts"])
         if meta[PENDING]:
             self._restore_in_flight(meta[PENDING], str(newest.path))
         return Learner(config.learner, model, state, reference, frozen, config.directory)

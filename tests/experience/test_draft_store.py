@@ -18,13 +18,14 @@ from compass_jax.config import ConfigError, RLConfig
 from compass_jax.experience.assemble import assemble
 from compass_jax.experience.drafts import (
     DraftStore,
-    accepted_frac,
     check_turns,
-    draft_metrics,
+    draft_counts,
 )
 from compass_jax.experience.history import outcome
 from compass_jax.records import SAMPLED, Draft, Group, Rollout, Score
 from compass_jax.rollout.drafts import Coupled, Lenient
+from compass_jax.training.hooks.base import StepRecord
+from compass_jax.training.hooks.drafts import DraftAccount
 from compass_jax.weights.state import joined, split
 
 
@@ -46,24 +47,25 @@ def keys(number, visit, n=2):
     return [make_prompt(number, 4, visit).sample(i) for i in range(n)]
 
 
+def found(store, keys):
+    return {key: draft for key in keys if (draft := store.find(key)) is not None}
+
+
 def test_the_last_visits_answers_are_found_by_their_index():
     store = DraftStore(Lenient())
     store.add([group(0, 0), group(1, 0)])
     store.add([group(0, 1, (2,))])
-    drafts = store.find([*keys(0, 2), *keys(1, 1), *keys(2, 0)])
+    drafts = found(store, [*keys(0, 2), *keys(1, 1), *keys(2, 0)])
     assert set(drafts) == {keys(0, 2)[0], *keys(1, 1)}  # sample 1 was not drawn at the last visit
     assert drafts[keys(0, 2)[0]].tokens.tolist() == [1, 2]
     np.testing.assert_array_equal(drafts[keys(1, 1)[1]].logp, -0.5 - np.arange(10, 15))
     assert store.tokens == 2 + 8
-    disabled = DraftStore(None)
-    disabled.add([group(0, 0)])
-    assert disabled.find(keys(0, 1)) == {} and disabled.state() is None
 
 
 def test_coupled_drafts_are_of_visits_that_share_noise():
     store = DraftStore(Coupled(refresh=3))
     store.add([group(0, 1)])
-    assert set(store.find(keys(0, 2))) == set(keys(0, 2)) and store.find(keys(0, 3)) == {}
+    assert set(found(store, keys(0, 2))) == set(keys(0, 2)) and found(store, keys(0, 3)) == {}
 
 
 def test_the_prompts_visited_longest_ago_are_forgotten():
@@ -71,10 +73,10 @@ def test_the_prompts_visited_longest_ago_are_forgotten():
     store.add([group(0, 0), group(1, 0)])
     store.add([group(0, 1)])  # now prompt 1 is the oldest
     store.add([group(2, 0)])
-    assert store.tokens == 16 and not store.find(keys(1, 1))
-    assert store.find(keys(0, 2)) and store.find(keys(2, 1))
+    assert store.tokens == 16 and not found(store, keys(1, 1))
+    assert found(store, keys(0, 2)) and found(store, keys(2, 1))
     store.add([group(3, 0, (15, 15))])  # more tokens than the store keeps
-    assert store.tokens == 0 and store.state() is None
+    assert store.tokens == 0 and not store.state()["prompts"]
 
 
 def test_a_checkpoint_holds_the_drafts_in_order():
@@ -90,28 +92,31 @@ def test_a_checkpoint_holds_the_drafts_in_order():
     jax.tree.map(np.testing.assert_array_equal, restored.state(), store.state())
     fewer = DraftStore(Lenient(kept_tokens=5))
     fewer.restore(state)
-    assert fewer.tokens == 4 and fewer.find(keys(1, 1, 1))
-    draft = fewer.find(keys(1, 1, 1))[keys(1, 1, 1)[0]]
+    assert fewer.tokens == 4 and found(fewer, keys(1, 1, 1))
+    draft = fewer.find(keys(1, 1, 1)[0])
     assert isinstance(draft, Draft) and draft.tokens.dtype == np.int32
-    off = DraftStore(None)
-    off.restore(state)
-    assert off.state() is None
+    anew = DraftStore(Lenient())
+    anew.restore(None)  # a checkpoint from before the run had drafts
+    assert anew.tokens == 0
 
 
-def test_drafted_tokens_are_in_a_column_of_their_own():
+def test_drafted_tokens_are_no_sampled_ones():
     groups = [group(0, 1, (3, 5), (2, 0), (3, 4)), group(1, 0, (4, 4))]
-    metrics = draft_metrics(groups, Lenient())
-    assert metrics == {"drafts/used": 2, "drafts/scored_tokens": 7, "waste/tokens_drafted": 2}
-    assert accepted_frac(metrics) == {"drafts/accepted_frac": 2 / 7}
-    assert accepted_frac(draft_metrics(groups[1:], Lenient())) == {"drafts/accepted_frac": 0}
-    assert draft_metrics(groups, None) == {} == accepted_frac({})
+    counts = DraftStore(Lenient()).decided(groups)
+    assert counts == {"drafts/used": 2, "drafts/scored_tokens": 7, "waste/tokens_drafted": 2}
     assert [r.sampled_length for r in groups[0].rollouts] == [1, 5]
     of_group = outcome(groups[0], tiny_run().rewards)
     assert (of_group.response_tokens, of_group.given_tokens) == (8, 2)
-    arrays = assemble(groups, 2, 12, 2, drafts=True)
-    np.testing.assert_array_equal(arrays.columns[SAMPLED][0], arrays.mask[0] & (np.arange(12) >= 6))
-    np.testing.assert_array_equal(arrays.columns[SAMPLED][1:], arrays.mask[1:])
-    assert SAMPLED not in assemble(groups, 2, 12, 2).columns
+    arrays = assemble(groups, 2, 12, 2)
+    step = StepRecord(1, groups, arrays=arrays, metrics=dict(counts))
+    DraftAccount().on_arrays(step)
+    sampled = arrays.columns[SAMPLED]
+    np.testing.assert_array_equal(sampled[0], arrays.mask[0] & (np.arange(12) >= 6))
+    np.testing.assert_array_equal(sampled[1:], arrays.mask[1:])
+    assert step.metrics["drafts/accepted_frac"] == 2 / 7
+    step.metrics |= draft_counts(groups[1:])
+    DraftAccount().on_arrays(step)
+    assert step.metrics["drafts/accepted_frac"] == 0
 
 
 REFUSED = {
@@ -134,7 +139,6 @@ def test_drafts_of_conversations_are_refused():
     prompts = [make_prompt(0, 4), dataclasses.replace(make_prompt(1, 4), turns=3, label="shop")]
     with pytest.raises(ConfigError, match=r"rl\.drafts\.name = 'coupled'.*'shop'.*environment"):
         check_turns(Coupled(), prompts)
-    check_turns(None, prompts)
     check_turns(Coupled(), prompts[:1])
 
 

@@ -17,8 +17,8 @@ from compass_jax.model.transformer import Transformer
 from compass_jax.model.transformer import apply as apply_model
 from compass_jax.records import Draft
 from compass_jax.rollout.collect import Collection
+from compass_jax.rollout.draft_engine import engine_for
 from compass_jax.rollout.drafts import Coupled, DraftInputs, DraftRows, Lenient
-from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose, Sampler, sample_keys
 from compass_jax.rollout.stats import RolloutStats
 from compass_jax.training.step import forward
@@ -43,15 +43,13 @@ _forward = jax.jit(forward, static_argnums=(0, 5))
 def collect(params, drafts, prompts=PROMPTS, answers=None, config=ROLL, sampler=None, **options):
     """Returns the rollouts by sample index and prompt id, the store of routes, and the counters."""
     job = Collection(
-        Engine(MODEL, COMPUTE, config, EOS),
+        engine_for(drafts, MODEL, COMPUTE, config, EOS, find=(answers or {}).get),
         to_decode(params),
         prompts,
         SAMPLES,
         Purpose.TRAIN,
         0,
         policy_version=4,
-        drafts=drafts,
-        answers=answers or {},
         sampler=sampler,
         **options,
     )
@@ -105,7 +103,7 @@ def first_visit():
 
 
 def scored(params, rows, sampler, drafts, config=ROLL):
-    engine = Engine(MODEL, COMPUTE, config, EOS)
+    engine = engine_for(drafts, MODEL, COMPUTE, config, EOS)
     return jax.device_get(engine.prefill_drafts(to_decode(params), rows, sampler, drafts))
 
 
@@ -287,9 +285,9 @@ def test_interrupted_samples_keep_their_drafted_tokens(first_visit):
     """
     answers, stats_, seen = drafts_of(first_visit[0]), RolloutStats(), []
     expected, _, _ = collect(NEW, Coupled(), AGAIN, answers)
-    engine = Engine(MODEL, COMPUTE, ROLL, EOS)
+    engine = engine_for(Coupled(), MODEL, COMPUTE, ROLL, EOS, find=answers.get)
     request = engine, to_decode(NEW), AGAIN, SAMPLES, Purpose.TRAIN, 0
-    options = {"policy_version": 4, "drafts": Coupled(), "answers": answers}
+    options = {"policy_version": 4}
     job = Collection(*request, stats=stats_, enough=lambda: stats_.calls >= 1, **options)
     seen += list(job)
     carried = job.abort()
@@ -322,7 +320,7 @@ def first_tokens(drafts, sampler):
     """Returns the first tokens of many samples at a second visit under FAR, with first tokens drawn
     under OLD as drafts, and the distributions of both policies.
     """
-    engine = Engine(MODEL, COMPUTE, ROLL, EOS)
+    engine = engine_for(drafts, MODEL, COMPUTE, ROLL, EOS)
     prompt = make_prompt(0, 3).tokens
     tokens = np.zeros((ROWS, 8), np.int32)
     tokens[:, :3] = prompt

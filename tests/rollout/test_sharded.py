@@ -25,6 +25,7 @@ from compass_jax.model.quantize import Quantized
 from compass_jax.plan.collectives import collectives, total_bytes
 from compass_jax.records import Draft
 from compass_jax.rollout.collect import Collection
+from compass_jax.rollout.draft_engine import engine_for
 from compass_jax.rollout.drafts import Coupled
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose, Sampler
@@ -65,7 +66,9 @@ def named(mesh):
     return "-".join(f"{axis}{n}" for axis, n in mesh.items())
 
 
-def collect(mesh, options="plain", devices=None, prompts=PROMPTS, **more):
+def collect(
+    mesh, options="plain", devices=None, prompts=PROMPTS, drafts=None, answers=None, **more
+):
     """Returns (rollouts by row, the routes on the host, the decode weights, the collection)."""
     changes, quantize = OPTIONS[options]
     rollout, compute = dataclasses.replace(ROLLOUT, **changes), ComputeConfig(scan_layers=False)
@@ -81,7 +84,8 @@ def collect(mesh, options="plain", devices=None, prompts=PROMPTS, **more):
             stored=True,
             placement=placement,
         )[0]
-    engine = Engine(MODEL, compute, rollout, EOS, placement)
+    find = (answers or {}).get
+    engine = engine_for(drafts, MODEL, compute, rollout, EOS, placement, find=find)
     job = Collection(engine, decode, prompts, SAMPLES, Purpose.TRAIN, 0, **more)
     rollouts = {r.row: r for r in job}
     return rollouts, np.asarray(job.routes), decode, job

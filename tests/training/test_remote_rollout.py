@@ -13,11 +13,13 @@ from evolve import evolve
 from logged import CLOCKS, lines, numbers
 from processes import free_port
 from test_processes import compare
+from tiny_run import tiny_run
 from variants import VARIANTS, configured, limit_lengths
 
 from compass_jax.commands.dry_run import run_dry
 from compass_jax.config import ConfigError, EngineJudgeConfig
 from compass_jax.config.samplers import parse_address
+from compass_jax.rollout.drafts import Lenient
 from compass_jax.samplers import frames, serve
 from compass_jax.samplers.frames import KEY_VARIABLE, Message, SamplersError
 from compass_jax.samplers.serve import SamplerLoop
@@ -25,8 +27,8 @@ from compass_jax.training.rl import run_rl
 
 LEFT_OUT = (*CLOCKS, "guard/loss_spike")  # a spike of small differences depends on rounding
 # In partial rollouts with a sampler, a clock decides which samples are unfinished at the end.
-REPEATABLE = sorted(name for name in VARIANTS if not name.startswith("partial"))
-QUICK = ("one step off", "growing", "drafts", "replay, R2", "stages")
+REPEATABLE = sorted(x for x in VARIANTS if not x.startswith("partial") and "drafts" not in x)
+QUICK = ("one step off", "growing", "replay, R2", "stages")
 
 
 @pytest.fixture
@@ -80,7 +82,7 @@ def test_every_variant_has_the_numbers_of_a_local_rollout(variant, undisturbed, 
     assert responses(tmp_path) == responses(expected)
 
 
-@pytest.mark.parametrize("variant", ["partial", "partial, drafts"])
+@pytest.mark.parametrize("variant", ["partial"])
 def test_unfinished_samples_are_carried_into_the_next_step(variant, address, tmp_path, monkeypatch):
     limit_lengths(monkeypatch)
     config = evolve(configured(variant, tmp_path), samplers={"address": address})
@@ -93,6 +95,12 @@ def test_unfinished_samples_are_carried_into_the_next_step(variant, address, tmp
     assert max(row["staleness_max"] for row in rows) > 0
     # log-probs of the tokens before and after a cut are those of their policies
     assert rows[0]["mismatch/logp_abs_diff"] < 1e-5
+
+
+def test_drafts_are_refused():
+    config = evolve(tiny_run(), rl={"drafts": Lenient()}, samplers={"address": "here:1"})
+    with pytest.raises(ConfigError, match=r"rl\.drafts with samplers"):
+        config.validate_for_rl()
 
 
 def test_a_sampler_with_another_key_is_not_let_in(address, tmp_path, monkeypatch):

@@ -142,7 +142,7 @@ def check_pending(pending, prompts):
         return set()
     if prompts is not None:
         assert len(pending["prompts"]) == prompts
-    return {(prompt, visit, index) for prompt, visit, index, *_ in pending["scores"]}
+    return {SampleKey(*x["key"]) for x in pending["samples"] if x["score"] is not None}
 
 
 def assert_same(actual, expected, compare):
