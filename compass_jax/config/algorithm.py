@@ -84,7 +84,7 @@ class AlgorithmConfig(ReplayConfig):
         return self.objective.kl_coef > 0
 
     @property
-    def needs_advantage(self) -> bool:
+    def zero_advantage_is_idle(self) -> bool:
         """Whether rows without any advantage have no gradient, as far as rewards alone tell."""
         terms = self.objective.kl_coef or self.objective.router_aux_coef
         return self.objective.needs_advantage and not terms and not self.zero_variance.rl_zvp

@@ -62,7 +62,7 @@ class ExperienceBuffer:
         return [group for group in self.prompts if group not in decided]
 
     @property
-    def unscored(self) -> list[SampleKey]:
+    def unjudged(self) -> list[SampleKey]:
         """The samples that are done and wait for a verdict."""
         return [key for key, x in self.samples.items() if x.done and x.score is None]
 

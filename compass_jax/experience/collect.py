@@ -81,7 +81,7 @@ class Collector:
         self.seed = seed
         self.batcher = batcher
         self.posterior = posterior
-        self.policy = sampling.policy
+        self.step_policy = sampling.policy
         self.decided = decided
 
     def __call__(
@@ -104,10 +104,10 @@ class Collector:
                 engine and while slow verifiers are waited for.
         """
         # After a stop the buffer may hold finished samples whose verdicts did not come in time.
-        for key in buffer.unscored:
+        for key in buffer.unjudged:
             self._submit(buffer.samples[key].rollout)
         stats, waited_s = RolloutStats(), self._wait(buffer, stopped)
-        if buffer.unscored:
+        if buffer.unjudged:
             return None
         # Whether anything was added since the last decision: a decision without would repeat for
         # ever. True at first, since a stop may have come between the samples and their decision.
@@ -115,8 +115,8 @@ class Collector:
         while len(buffer.kept) < self.sampling.prompts_per_step:
             # One round: draw prompts, run samples until none is missing, and let the policy decide.
             inputs = StepInputs(buffer, self.sampling, last, self.rewards, self.posterior)
-            calls = PolicyCalls(self.policy, inputs)
-            prompts = draw(calls.missing())
+            calls = PolicyCalls(self.step_policy, inputs)
+            prompts = draw(calls.missing_prompts())
             buffer.add(prompts)
             progress = progress or bool(prompts)
             while missing := self._missing(buffer, calls):
@@ -125,13 +125,13 @@ class Collector:
                 if stopped() and self._missing(buffer, calls):
                     return None
                 waited_s += self._wait(buffer, stopped)
-                if buffer.unscored:
+                if buffer.unjudged:
                     return None
                 progress = True
             self._apply(buffer, calls.decision(progress))
             progress = False
         metrics = {**stats.metrics(), "time/reward_wait_s": waited_s, **buffer.counts}
-        return metrics | (carried_metrics(buffer) if self.policy.carries else {})
+        return metrics | (carried_metrics(buffer) if self.step_policy.carries else {})
 
     def _missing(self, buffer: ExperienceBuffer, calls: PolicyCalls) -> list[SampleKey]:
         """Returns the samples to run before the policy can decide."""
@@ -145,7 +145,7 @@ class Collector:
         """Returns a predicate: whether enough groups are complete at these sizes. It is always
         false for a policy that waits for all groups.
         """
-        if not self.policy.carries:
+        if not self.step_policy.carries:
             return lambda: False
         needed = self.sampling.prompts_per_step - len(buffer.kept)
         return lambda: sum(buffer.done(group, n) for group, n in sizes.items()) >= needed
@@ -192,7 +192,7 @@ class Collector:
             self._submit(rollout)
         # For other policies only a stop leaves samples unfinished. They are discarded: their keys
         # give the same samples again when the step is resumed.
-        for rollout in collection.abort() if self.policy.carries else ():
+        for rollout in collection.abort() if self.step_policy.carries else ():
             buffer.put(rollout, done=False)
 
     def _submit(self, rollout: Rollout) -> None:
@@ -203,7 +203,7 @@ class Collector:
         """Waits until every finished sample has its score, or an environment's answer with which it
         continues, or until a stop while verdicts are slow. Returns seconds.
         """
-        started, waiting = time.perf_counter(), set(buffer.unscored)
+        started, waiting = time.perf_counter(), set(buffer.unjudged)
         slow = self.scorer.slow
         while waiting and not (slow and stopped()):
             # A slow scorer is polled, since a stop must not wait minutes for a verdict.

@@ -1,5 +1,9 @@
 """Turns raw rewards into advantages, weights and masks of an update. Pure; arguments that are not
 arrays are static.
+
+Zero variance, groups whose rewards are all equal, is treated in four stages: 1 selection of prompts
+(data/selection.py), 2 growth of groups (experience/growth.py), 3 shaping by penalties and 4 RL-ZVP,
+advantages from entropies, both here.
 """
 
 from __future__ import annotations

@@ -9,8 +9,11 @@ takes arrays only, without prompts, files or engine, so other programs can use i
             metrics = learner.update(scored, rows)
     learner.params
 
-Scores and gradients use micro-batches of the same rows, since a row's numbers depend on the shape
-in which it is computed.
+`Learner.train` does the same for a whole rollout, with a forward pass less: the first update's rows
+get their old log-probs from the pass of its gradient. To score is to compute log-probs and
+entropies. Scores and gradients use micro-batches of the same rows, since a row's numbers depend on
+the shape in which it is computed. Idle rows have no gradient, since none of their tokens has an
+advantage.
 """
 
 from __future__ import annotations
@@ -81,7 +84,7 @@ class Learner:
         self._fuses = self._replay != "R2" and not combines
         # Whether more than metrics depends on the scores of idle rows
         self._reads_idle = self._replay == "R2" or config.algorithm.correction.acts or combines
-        self._compared = False  # whether the objective was seen not to combine responses
+        self._verified = False  # whether it was verified that the objective combines no responses
 
     @classmethod
     def start(
@@ -167,20 +170,22 @@ class Learner:
         if trace is not None:
             trace.begin(scored, [(update.rows, x) for update, x, _ in prepared])
         # The first update begins at the scored policy, where every ratio is 1: nothing to trace.
-        ratios = trace if epochs * len(prepared) > 1 else None
+        ratio_trace = trace if epochs * len(prepared) > 1 else None
         updates: list[Diagnostics] = []
         applied: list[dict] = []
-        for update, rows, _ in prepared * epochs:
+        for update, prepared_rows, _ in prepared * epochs:
             passes.params = self.params
-            grads, diagnostics = gradient or passes.differentiate(update, rows, ratios)
+            grads, diagnostics = gradient or passes.differentiate(
+                update, prepared_rows, ratio_trace
+            )
             gradient = None
             updates.append(diagnostics)
             applied.append(self.apply(grads))
             del grads  # frees the gradient's memory before the next update
             # After an update a stop waits for the others: no checkpoint holds half a step.
             passes.stopped = never_stop
-        if ratios is not None:
-            ratios.finish(self.algorithm.objective, self.model.columns)
+        if ratio_trace is not None:
+            ratio_trace.finish(self.algorithm.objective, self.model.columns)
         accounts += [account for _, _, account in prepared]
         seconds = time.perf_counter() - started
         return {
@@ -204,8 +209,8 @@ class Learner:
         return scored
 
     def prepare(self, scored: Scored, rows: slice) -> tuple[Prepared, Diagnostics]:
-        """Computes advantages and weights of one update's rows (rl/prepare.py) on the host, and the
-        account of its tokens. Raises ValueError where `rows` are not whole groups.
+        """Computes advantages and weights of one update's rows (rl/prepare.py), and the account of
+        its tokens; returns them on the host. Raises ValueError where `rows` are not whole groups.
         """
         prepared, account = step.prepare(
             scored.rows_of(rows, self.capacity),
@@ -290,7 +295,7 @@ class Learner:
             np.zeros(arrays.mask.shape, arrays.rollout_logp.dtype) for _ in range(2)
         )
         ref_logp = None if self.reference is None else np.zeros_like(old_logp)
-        can_skip = self.algorithm.needs_advantage
+        can_skip = self.algorithm.zero_advantage_is_idle
         plan = partial(
             row_plan,
             arrays.lengths,
@@ -310,7 +315,7 @@ class Learner:
             plan(np.zeros(len(arrays.lengths), bool)),
         )
         if can_skip:
-            # By rewards alone: the entropies are still 0.
+            # By rewards alone: the entropies are still 0, and RL-ZVP, which reads them, is off.
             prepared = [self.prepare(scored, rows)[0] for rows in self.updates]
             scored.plan = plan(np.concatenate([x.without_gradient() for x in prepared]))
         return scored
@@ -321,18 +326,20 @@ class Learner:
         return Passes(self.config, self.model, scored, *policies, stopped, self.progress, planned)
 
     def _account(self, scored: Scored) -> Diagnostics:
-        return score_account(scored, counts_idle=self.algorithm.needs_advantage)
+        return score_account(scored, counts_idle=self.algorithm.zero_advantage_is_idle)
 
     def _first_gradient(self, passes: Passes, parts: list[Diagnostics]) -> Gradient | None:
-        """Scores the rows of the first update with its gradient, once the idle ones are scored."""
-        scored, compares = passes.scored, not self._compared
+        """Scores the rows of the first update with its gradient, once the idle ones are scored.
+        None where some scores are not finite: the gradient must be computed again.
+        """
+        scored, compares = passes.scored, not self._verified
         gradient = passes.score_and_differentiate(
             scored.plan.updates[0],
             lambda rows: self.prepare(scored, rows)[0],
             parts,
             compares=compares,
         )
-        self._compared = self._compared or gradient is not None
+        self._verified = self._verified or gradient is not None
         return gradient
 
     def _on_mesh(self, tree: Tree) -> Tree:

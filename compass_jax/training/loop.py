@@ -7,11 +7,11 @@ missing. Routes are the experts that a router chose for each token.
 
 One step:
  1. collect: draw the next prompts and sample their groups under the synced weights, while verifiers
-    score finished samples
+    judge finished samples
  2. old log-probs: one pass of the training model at the step's first parameters fixes log-probs and
     entropies. Routes are replayed so that old and new log-probs are of the same experts: those of
-    the rollout (R3), or those of this pass in the updates (R2). The rows of the first update take
-    theirs from its own forward pass
+    the rollout (rollout router replay, R3), or those of this pass in the updates (R2). Log-probs of
+    the first update's rows come from its own forward pass
  3. update: prepare (advantages, weights over the whole update), gradients summed over
     micro-batches, apply
  4. sync the weights to the rollout
@@ -90,7 +90,7 @@ class RLTrainer:
 
     def fall_back(self, last: int) -> int:
         """Takes the policy of the newest checkpoint up to step `last`, or the one that the run
-        started from; returns its step.
+        started from; returns its step. The guard ends a run so: the steps are not repeated.
         """
         step, self.learner = self.parts.saved.earlier(last, self.learner)
         self.parts.weights.sync(self.learner)
@@ -139,14 +139,15 @@ class RLTrainer:
             end=self.run_state.end,
         )
         self.hooks.begin_step(step)
-        # A rollout that carries samples ignores an interruption until here, so that the ticks at
-        # which it cuts samples do not depend on it.
+        # A rollout that carries samples ignores an interruption until here, so that the calls of
+        # the engine after which it cuts samples do not depend on it.
         if self.run_state.interrupted:
             return None
         step.arrays = self._assemble(step.trained, step.earlier)
         self.hooks.call(Hook.on_arrays, step)
 
-        # 2. and 3. Score and update. Programs that still compile ahead would compete with it.
+        # 2. and 3. Old log-probs and updates, with which programs that still compile ahead would
+        # compete.
         self.telemetry.phase("training")
         compiler.finish()
         return_freed_memory()
@@ -199,7 +200,7 @@ class RLTrainer:
         """
         expected = len(self.buffer.prompts) * self.rl.group_size
         self.telemetry.phase("rollout", self.buffer.finished, max(expected, self.buffer.finished))
-        return not self.collect.policy.carries and self.run_state.interrupted
+        return not self.collect.step_policy.carries and self.run_state.interrupted
 
     def _assemble(self, groups: list[Group], earlier: Mapping[int, bool]) -> StepArrays:
         """Returns the arrays of the groups that a step trains on, with routes copied to the
@@ -227,7 +228,7 @@ class RLTrainer:
         results = results_of(self.buffer, self.config.rewards)
         self.parts.history.update(results)
         self.parts.prompts.selector.update(results, self.parts.prompts.stream.epoch)
-        self.buffer.end_step(step.keep if step.number < self.stage.end else ())
+        self.buffer.end_step(step.to_hold if step.number < self.stage.end else ())
 
     def _train(self, step: StepRecord) -> dict[str, float]:
         """Trains on the step's arrays. Its groups stay in the buffer until training ends, so that a
@@ -307,6 +308,8 @@ class RLTrainer:
         return run
 
     def first_rollout(self) -> StepArrays | None:
-        """Runs the next step's rollout without training on it; None where a stop came first."""
+        """Runs the next step's rollout without training on it, for compass calibrate-alpha; None
+        where a stop came first.
+        """
         collected = self._rollout(self.done_steps + 1, self._stopped)()
         return None if collected is None else self._assemble(self.buffer.step_groups(), {})

@@ -132,7 +132,7 @@ def run_step(buffer, rewards_of, version, hook):
     buffer.keep([(1000 + number, 0) for number in rewards_of])
     record = StepRecord(1, buffer.step_groups(), version - 1, 0, buffer.held, hook.groups)
     hook.on_groups(record, {})
-    buffer.end_step(record.keep)
+    buffer.end_step(record.to_hold)
     return [prompt - 1000 for prompt, _ in buffer.held]
 
 
@@ -176,7 +176,7 @@ def test_a_hook_holds_what_there_is_and_no_more_than_it_announced():
     record = StepRecord(1, [group(0, (1, 0), 8), group(1, (1, 0), 8)], 8, room=1)
     with pytest.raises(ValueError, match="no group of this step or held one has the key"):
         record.hold([(7, 7)])
-    record.keep.clear()
+    record.to_hold.clear()
     with pytest.raises(ValueError, match="2 groups to hold, and the hooks' held_groups are 1"):
         record.hold(x.prompt.key for x in record.groups)
 

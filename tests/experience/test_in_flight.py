@@ -264,7 +264,7 @@ def trained(config, buffer, step):
         routes = [255 if n in live else drawn(r.key)[2] for r in group.rollouts]
         unset = [255] * (size - len(routes))
         np.testing.assert_array_equal(flat[n * size : (n + 1) * size], routes + unset)
-    buffer.end_step(record.keep)
+    buffer.end_step(record.to_hold)
     return record
 
 

@@ -42,7 +42,7 @@ class PolicyCalls:
     policy: StepPolicy
     inputs: StepInputs
 
-    def missing(self) -> int:
+    def missing_prompts(self) -> int:
         """Returns how many prompts to draw now."""
         n, inputs = self._call("missing", self.policy.missing, self.inputs), self.inputs
         # True is an int for Python.

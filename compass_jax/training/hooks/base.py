@@ -44,7 +44,7 @@ class StepRecord:
     room: int = 0  # the number of groups that may be held
     trained: list[Group] = field(default_factory=list)  # `groups`, with held ones in their places
     earlier: dict[int, bool] = field(default_factory=dict)  # places of held ones: routed live?
-    keep: set[GroupKey] = field(default_factory=set)  # groups that are held from here on
+    to_hold: set[GroupKey] = field(default_factory=set)  # groups that are held from here on
     arrays: StepArrays | None = None
     trace: TokenTrace | None = None  # of the tokens that are logged
     advantage: np.ndarray = field(default_factory=lambda: np.zeros(0))  # [b], of each response
@@ -67,13 +67,13 @@ class StepRecord:
         are forgotten. A stage of `rl.stages` ends with none. Raises ValueError where there is no
         such group, or no room: a hook announces `held_groups`.
         """
-        self.keep |= set(keys)
+        self.to_hold |= set(keys)
         known = {*self.held, *(group.prompt.key for group in self.groups)}
-        if unknown := self.keep - known:
+        if unknown := self.to_hold - known:
             raise ValueError(f"no group of this step or held one has the key {min(unknown)}")
-        if len(self.keep) > self.room:
+        if len(self.to_hold) > self.room:
             raise ValueError(
-                f"{len(self.keep)} groups to hold, and the hooks' held_groups are {self.room}"
+                f"{len(self.to_hold)} groups to hold, and the hooks' held_groups are {self.room}"
             )
 
     @property
@@ -83,7 +83,7 @@ class StepRecord:
 
     @property
     def filled(self) -> StepArrays:
-        """The arrays of a step that has them."""
+        """`arrays`, in a step that has them."""
         assert self.arrays is not None
         return self.arrays
 
