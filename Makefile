@@ -12,7 +12,7 @@ demo: $(VENV)/.core
 	$(BIN)/compass demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest $(QUICK) --durations=40
+	$(BIN)/python -m pytest $(QUICK) --durations=400
 
 coverage: $(VENV)/.dev
 	$(BIN)/python -m pytest $(QUICK) --cov=compass_jax --cov-report=term-missing:skip-covered --cov-fail-under=85

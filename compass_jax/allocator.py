@@ -12,7 +12,7 @@ OPTIONS = ((M_MMAP_THRESHOLD, 2**30), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD,
 
 
 def tune_allocator() -> None:
-    """Has this process keep its freed memory, where the C library is glibc.
+    """Makes this process keep its freed memory, where the C library is glibc.
 
     XLA's CPU backend allocates a step's temporaries anew at every call. When glibc returns them in
     between, the kernel spends up to half of a training step on page faults. The number of arenas is

@@ -58,16 +58,18 @@ class GroupReplay(StepHook):
         """
         chosen = chosen_groups(step, self.max_age)
         for place, key in chosen.items():
-            step.put(place, key, live=age_of(step.held[key], step.version) > self.max_route_age)
+            step.put(
+                place, key, live=age_of(step.held_groups[key], step.version) > self.max_route_age
+            )
         uniform = sum(not varies(group) for group in step.trained)
-        ages = [age_of(step.held[key], step.version) for key in chosen.values()]
+        ages = [age_of(step.held_groups[key], step.version) for key in chosen.values()]
         step.metrics["group_replay/unfilled_groups"] = float(uniform)
-        step.metrics["group_replay/held_groups"] = float(len(step.held))
+        step.metrics["group_replay/held_groups"] = float(len(step.held_groups))
         if ages:
             step.metrics["group_replay/age"] = float(np.mean(ages))
         # In the order of their steps: held groups come before this step's.
         of_step = {group.prompt.key: group for group in step.groups if varies(group)}
-        candidates = {**step.held, **of_step}
+        candidates = {**step.held_groups, **of_step}
         young = [k for k, x in candidates.items() if age_of(x, step.version) < self.max_age]
         step.hold(young[-self.groups :])
 
@@ -132,7 +134,7 @@ def chosen_groups(step: StepRecord, max_age: int) -> dict[int, tuple[int, int]]:
 
         variance of its known rewards * (max_age + 1 - age)
     """
-    held = list(step.held.values())
+    held = list(step.held_groups.values())
     ages = [age_of(group, step.version) for group in held]
     young = [i for i, age in enumerate(ages) if age <= max_age]
     weights = np.array(

@@ -136,9 +136,9 @@ def earlier_metrics(groups: Sequence[Group], places: Iterable[int]) -> dict[str,
     """Returns the number of groups of earlier steps, which are at these places, and of their
     tokens.
     """
-    held = [groups[place] for place in places]
-    tokens = sum(int(x.generated.sum()) for group in held for x in group.rollouts)
-    return {"earlier/groups": float(len(held)), "earlier/tokens": float(tokens)}
+    earlier = [groups[place] for place in places]
+    tokens = sum(int(x.generated.sum()) for group in earlier for x in group.rollouts)
+    return {"earlier/groups": float(len(earlier)), "earlier/tokens": float(tokens)}
 
 
 def sample_rows(groups: Sequence[Group], text_of: Callable[[Rollout], str]) -> list[JsonObject]:

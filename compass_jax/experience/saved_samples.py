@@ -74,13 +74,13 @@ def restore(
     buffer.kept = [keys[n] for n in saved["kept"]]
     buffer.dropped = {keys[n]: Outcome(*outcome) for n, *outcome in saved["dropped"]}
     buffer.counts = dict(saved["counts"])
-    held: dict[tuple[int, int], list[Sample]] = {(p, v): [] for p, v, _ in saved["held"]}
+    of_held: dict[tuple[int, int], list[Sample]] = {(p, v): [] for p, v, _ in saved["held"]}
     for sample in _restored(saved, find):
-        if sample.rollout.prompt.key in held:
-            held[sample.rollout.prompt.key].append(sample)
+        if sample.rollout.prompt.key in of_held:
+            of_held[sample.rollout.prompt.key].append(sample)
         else:
             buffer.samples[sample.rollout.key] = sample
-    buffer.held = {key: _group(samples) for key, samples in held.items()}
+    buffer.held = {key: _group(samples) for key, samples in of_held.items()}
 
 
 def _samples(buffer: ExperienceBuffer) -> Iterator[Sample]:

@@ -47,6 +47,8 @@ def _flatten_layers(tree):
 
 
 def scan_run(block: Block, run, params, x, routes):
+    """Runs layers in a scan over their stacked parameters; returns (x, (ids, stats))."""
+
     def body(carry, scanned):
         layer_params, period_routes = scanned
         y, out, _ = _period(block, run, layer_params, carry, period_routes, None)
@@ -113,6 +115,7 @@ def _in_stack(block: Block, params: Tree) -> Tree:
 
 
 def unroll_run(block: Block, run, params, x, routes, cache):
+    """Runs layers one after the other; returns (x, (ids, stats), the layers' caches)."""
     outs, new, size, per_period = [], [], len(run.period), sum(run.period)
 
     def period(params, x, period_routes, part):

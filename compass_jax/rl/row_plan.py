@@ -25,7 +25,7 @@ class UpdatePlan(NamedTuple):
 
     @property
     def scored(self) -> list[MicroBatch]:
-        """All of them."""
+        """The micro-batches that are scored."""
         return [*self.trained, *self.idle]
 
 
@@ -43,15 +43,15 @@ class RowPlan(NamedTuple):
 
     @property
     def scored(self) -> list[MicroBatch]:
-        """All micro-batches that are scored."""
+        """The micro-batches that are scored, of every update."""
         return [micro for update in self.updates for micro in update.scored]
 
     @property
     def scored_first(self) -> list[MicroBatch]:
-        """Those that have a forward pass of their own before the first update."""
+        """The micro-batches with a forward pass of their own before the first update."""
         first, *later = self.updates
-        own = [micro for update in later for micro in update.scored]
-        return [*own, *first.idle] if self.fused else [*first.scored, *own]
+        of_later = [micro for update in later for micro in update.scored]
+        return [*of_later, *first.idle] if self.fused else [*first.scored, *of_later]
 
     def passes(self, epochs: int) -> int:
         """Returns the number of forward passes over micro-batches of all epochs."""

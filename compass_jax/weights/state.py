@@ -40,13 +40,13 @@ def split(state: object) -> tuple[Json, dict[str, jax.Array]]:
 
 def shapes(state: object) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes of the arrays that were split from a state."""
-    found = {}
+    places = {}
     if isinstance(state, dict) and MARK in state:
-        found[state[MARK]] = jax.ShapeDtypeStruct(state["shape"], jnp.dtype(state["dtype"]))
+        places[state[MARK]] = jax.ShapeDtypeStruct(state["shape"], jnp.dtype(state["dtype"]))
     elif isinstance(state, dict | list):
         for value in state.values() if isinstance(state, dict) else state:
-            found |= shapes(value)
-    return found
+            places |= shapes(value)
+    return places
 
 
 def joined(state: object, arrays: Mapping[str, jax.Array]) -> Json:

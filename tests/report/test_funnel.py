@@ -31,8 +31,8 @@ RUN = dict(
     screening__stopped_groups=[4, 3],
     screening__rescued_groups=[0, 2],
     screening__continued_tokens=[60, 70],
-    group_replay__groups=[0, 2],
-    group_replay__tokens=[0, 90],
+    earlier__groups=[0, 2],
+    earlier__tokens=[0, 90],
     waste__filter_tokens=[700, 700],
     waste__tokens_drafted={2: 300},
 )
@@ -57,7 +57,7 @@ def test_each_stage_says_what_it_skipped_rescued_taught_and_cost():
         "Dynamic sampling": {**no_effect, "skipped": 3, "cost": 400},
         "Growth": {**no_effect, "rescued": 1, "cost": 150},
         "Screening": {**no_effect, "skipped": 7, "rescued": 2, "cost": 130},
-        "Replay of groups": {**no_effect, "rescued": 2, "taught": 90},
+        "Earlier groups": {**no_effect, "rescued": 2, "taught": 90},
         "Shaping": {**no_effect, "taught": 100},
         "RL-ZVP (entropy)": {**no_effect, "taught": 700},
     }

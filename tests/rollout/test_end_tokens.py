@@ -14,6 +14,7 @@ from tiny import COMPUTE, EOS, MODEL, ROLLOUT, make_prompt, random_params
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.vocabulary import TokenizerError
 from compass_jax.errors import UserError
+from compass_jax.experience import saved_samples
 from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.experience.turns import Turns
 from compass_jax.model.params import to_decode
@@ -123,8 +124,8 @@ def test_a_checkpoint_gives_back_what_each_of_them_ended():
         request.length = 4
         request.take(np.array([last], np.int32), np.zeros(1), np.zeros(1), 0)
         saved.put(request.rollout(ENDS), True)
-    state, arrays, restored = saved.state(), saved.arrays(8), buffer()
-    restored.restore(state, arrays, lambda prompt, visit: group, ENDS)
+    restored = buffer()
+    saved_samples.restore(restored, saved_samples.state(saved), lambda prompt, visit: group)
     assert [s.rollout.truncated for _, s in sorted(restored.samples.items())] == [False, True]
 
 

@@ -40,7 +40,7 @@ class StepRecord:
     groups: list[Group]  # that the step sampled
     version: int = 0  # the policy's, before the updates
     seed: int = 0  # of the run
-    held: Mapping[GroupKey, Group] = field(default_factory=dict)  # the oldest first
+    held_groups: Mapping[GroupKey, Group] = field(default_factory=dict)  # the oldest first
     room: int = 0  # the number of groups that may be held
     trained: list[Group] = field(default_factory=list)  # `groups`, with held ones in their places
     earlier: dict[int, bool] = field(default_factory=dict)  # places of held ones: routed live?
@@ -60,7 +60,7 @@ class StepRecord:
         """Trains on a held group in the place of a sampled one, whose tokens then have no signal;
         by its recorded routes unless `live`. For `on_groups`.
         """
-        self.trained[place], self.earlier[place] = self.held[key], live
+        self.trained[place], self.earlier[place] = self.held_groups[key], live
 
     def hold(self, keys: Iterable[GroupKey]) -> None:
         """Keeps groups of this step, or held ones, until the next step; all others that were held
@@ -68,9 +68,9 @@ class StepRecord:
         such group, or no room: a hook announces `held_groups`.
         """
         self.to_hold |= set(keys)
-        known = {*self.held, *(group.prompt.key for group in self.groups)}
-        if unknown := self.to_hold - known:
-            raise ValueError(f"no group of this step or held one has the key {min(unknown)}")
+        known = {*self.held_groups, *(group.prompt.key for group in self.groups)}
+        if missing := self.to_hold - known:
+            raise ValueError(f"no group of this step or held one has the key {min(missing)}")
         if len(self.to_hold) > self.room:
             raise ValueError(
                 f"{len(self.to_hold)} groups to hold, and the hooks' held_groups are {self.room}"
