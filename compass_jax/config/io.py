@@ -30,7 +30,7 @@ from compass_jax.untrusted import parse_json, read_text
 
 KIND = "kind"  # the key that names the class, in a field of several dataclasses
 # Settings of earlier versions that had no effect; they are ignored.
-REMOVED = frozenset({("SFTConfig", "eval_every")})
+REMOVED = frozenset({("SFTConfig", "eval_every"), ("RLConfig", "group_replay")})
 NAME = "name"  # the key that names a class that may be a user's (config/seam.py)
 
 
@@ -168,6 +168,11 @@ def _decode_dataclass(data: JsonObject, classes: dict[str, type], key: str) -> J
     for name, value in data.items():
         full = f"{key}.{name}" if key else name
         if (name == KIND and len(classes) > 1) or (cls.__name__, name) in REMOVED:
+            # A run that had it on must not go on without it.
+            if name == "group_replay" and isinstance(value, dict) and value.get("groups"):
+                raise ConfigError(
+                    f"{full[:200]} is the hook of examples/group_replay.py now: name it in rl.hooks"
+                )
             continue
         if name not in hints:
             matches = difflib.get_close_matches(name, hints, n=1)

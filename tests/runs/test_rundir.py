@@ -87,6 +87,16 @@ def test_a_file_of_before_with_a_setting_that_did_nothing_is_read():
         config_from_json(text.replace('"data": {', '"data": {"eval_every": 7,', 1))
 
 
+def test_a_file_of_before_says_where_replay_of_groups_went_if_it_was_on():
+    text = config_to_json(CONFIG)
+    idle, on = (
+        text.replace('"rl": {', f'"rl": {{"group_replay": {{"groups": {n}}},', 1) for n in (0, 8)
+    )
+    assert idle != text and config_from_json(idle) == CONFIG
+    with pytest.raises(ConfigError, match=r"rl\.group_replay is the hook of examples/group_rep"):
+        config_from_json(on)
+
+
 def test_differences_name_keys_as_the_command_line_does():
     other = with_(
         CONFIG,
