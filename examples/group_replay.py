@@ -2,7 +2,7 @@
 all equal (arXiv 2506.05316, 2606.01281).
 
     compass train tiny_reasoning_cpu --rl.correction tis --rl.step-policy none \
-        --rl.hooks '[{name: "examples/group_replay.py:GroupReplay", groups: 8}]'
+        --rl.hooks '[{"name": "examples/group_replay.py:GroupReplay", "groups": 8}]'
 
 A group's age is the number of the policy's updates since the oldest weights that sampled a token of
 it. Everything here is a function of the held groups, the policy's version and the step, so that a

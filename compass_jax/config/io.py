@@ -132,7 +132,10 @@ def decode(data: Json, hint: Hint, key: str) -> Json:
     words of a command line to their value.
     """
     if isinstance(data, Words):
-        return data.value(hint, key)
+        entries = typing.get_args(hint) if typing.get_origin(hint) is tuple else ()
+        if not any(isinstance(x, type) and issubclass(x, Seam) for x in entries):
+            return data.value(hint, key)
+        data = data.entries(key)
     classes = _dataclasses_of(hint)
     base = next((cls for cls in classes.values() if issubclass(cls, Seam)), None)
     if base is not None and isinstance(data, dict | str):

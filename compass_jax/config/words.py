@@ -37,6 +37,15 @@ class Words(tuple[str, ...]):
             raise ConfigError(f"--{key}: its value {fault}; give one after it")
         return _scalar(self[0], kinds)
 
+    def entries(self, key: str) -> list[Json]:
+        """Returns the entries of a list: the words, or those of one word that is a list in JSON.
+        Raises ConfigError for a word that begins like one and is none.
+        """
+        if len(self) != 1 or not self[0].startswith("["):
+            return list(self)
+        entries: list[Json] = parse_json(self[0], key, error=ConfigError)
+        return entries
+
 
 def read_arguments(arguments: Sequence[str]) -> dict[str, Words]:
     """Returns the settings among the words of a command line, `--rl.steps 3` or `--rl.steps=3`, by

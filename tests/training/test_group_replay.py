@@ -3,6 +3,7 @@ by hand, and complete runs.
 """
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -16,6 +17,7 @@ from test_step import F64
 from tiny_run import tiny_run
 from variants import VERIFIED
 
+from compass_jax.commands.overrides import override
 from compass_jax.config import (
     ConfigError,
     ZeroVarianceConfig,
@@ -225,6 +227,15 @@ def test_all_groups_are_routed_live_where_no_routes_are_kept(undisturbed):
     rows = numbers(undisturbed("replay, live")[0])
     unset = [row["replay/unset_frac"] for row in rows]
     assert [x > 0 for x in unset] == [row["earlier/groups"] > 0 for row in rows]
+
+
+def test_the_hook_is_named_on_the_command_line_by_its_file():
+    name = GroupReplay(groups=8).name
+    for words, groups in (([name], 16), ([json.dumps([{"name": name, "groups": 8}])], 8)):
+        config = override(tiny_run(), ["--rl.correction", "tis", "--rl.hooks", *words])
+        assert config.rl.hooks == (GroupReplay(groups=groups),)
+    with pytest.raises(ConfigError, match=r"rl\.hooks"):
+        override(tiny_run(), ["--rl.hooks", "[{"])
 
 
 REFUSED = {
