@@ -356,7 +356,6 @@ def environment() -> dict[str, Any]:
         "cpu": _cpu_model(),
         "cores": cores(),
         "torch_threads": torch.get_num_threads(),
-        "glibc_tunables": os.environ.get("GLIBC_TUNABLES", ""),
         "versions": {
             "python": platform.python_version(),
             **{name: importlib.metadata.version(name) for name in packages},

@@ -293,3 +293,10 @@ def test_a_record_of_a_version_without_step_policies_has_none():
     plain = to_plain(tiny_run())
     del plain["rl"]["step_policy"]
     assert config_from_json(json.dumps(plain)) == tiny_run()
+
+
+def test_a_setting_that_became_a_hook_is_refused_by_every_form():
+    words = read_arguments(["--rl.group-replay.groups", "8"])
+    for settings in ({"rl.group_replay.groups": 8}, {"rl.group_replay": {"groups": 8}}, words):
+        with pytest.raises(ConfigError, match=r"it is the hook of examples/group_replay\.py now"):
+            apply(tiny_run(), settings)

@@ -18,7 +18,7 @@ from compass_jax.config.correction import Correction
 from compass_jax.config.drafts import Drafts
 from compass_jax.config.errors import ConfigError
 from compass_jax.config.foreign import suggestion
-from compass_jax.config.io import KIND, NAME, REMOVED, decode, flatten
+from compass_jax.config.io import KIND, NAME, decode, flatten, is_removed
 from compass_jax.config.objective import Objective
 from compass_jax.config.ranges import Section, check_fields, field_hints
 from compass_jax.config.router import Router
@@ -129,7 +129,7 @@ def _replaced(part: Any, path: list[str], value: Json, name: str, config: Sectio
         return (*part[:i], entry, *part[i + 1 :])
     cls: Settings = type(part)
     hints = field_hints(cls) if dataclasses.is_dataclass(part) else {}
-    if (cls.__name__, key) in REMOVED:
+    if is_removed(cls, key, value, name):
         return part
     if key not in hints:
         hint = suggestion(name, flatten(config))

@@ -29,8 +29,11 @@ from compass_jax.config.words import Words
 from compass_jax.untrusted import parse_json, read_text
 
 KIND = "kind"  # the key that names the class, in a field of several dataclasses
-# Settings of earlier versions that had no effect; they are ignored.
-REMOVED = frozenset({("SFTConfig", "eval_every"), ("RLConfig", "group_replay")})
+# Settings of earlier versions, with what became of them; "": they had no effect.
+REMOVED = {
+    ("SFTConfig", "eval_every"): "",
+    ("RLConfig", "group_replay"): "it is the hook of examples/group_replay.py now, for rl.hooks",
+}
 NAME = "name"  # the key that names a class that may be a user's (config/seam.py)
 
 
@@ -158,6 +161,17 @@ def decode(data: Json, hint: Hint, key: str) -> Json:
     return tuples(data)
 
 
+def is_removed(cls: type, name: str, value: Json, key: str) -> bool:
+    """Returns whether `name` is a setting of an earlier version of `cls`, to be ignored. Raises
+    ConfigError for one that was on, because a run must not continue without it in silence.
+    """
+    became = REMOVED.get((cls.__name__, name))
+    # The replay of groups was off with 0 of them.
+    if became and (value.get("groups") if isinstance(value, dict) else value):
+        raise ConfigError(f"{key[:200]}: {became}")
+    return became is not None
+
+
 def _decode_dataclass(data: JsonObject, classes: dict[str, type], key: str) -> Json:
     where = key or "the configuration"
     kind = data.get(KIND, _kind_by_keys(data, classes)) if len(classes) > 1 else next(iter(classes))
@@ -170,12 +184,7 @@ def _decode_dataclass(data: JsonObject, classes: dict[str, type], key: str) -> J
     values = {}
     for name, value in data.items():
         full = f"{key}.{name}" if key else name
-        if (name == KIND and len(classes) > 1) or (cls.__name__, name) in REMOVED:
-            # A run that had it on must not go on without it.
-            if name == "group_replay" and isinstance(value, dict) and value.get("groups"):
-                raise ConfigError(
-                    f"{full[:200]} is the hook of examples/group_replay.py now: name it in rl.hooks"
-                )
+        if (name == KIND and len(classes) > 1) or is_removed(cls, name, value, full):
             continue
         if name not in hints:
             matches = difflib.get_close_matches(name, hints, n=1)

@@ -23,6 +23,8 @@ from compass_jax.config.sft import SFTConfig
 from compass_jax.config.training import RLConfig
 from compass_jax.config.verifiers import below_zero, check_rewards, smallest_gap
 
+TRACKERS = ("tensorboard", "wandb", "trackio")  # of this package
+
 
 @dataclass(frozen=True)
 class ScoredConfig(PolicyConfig):
@@ -54,9 +56,6 @@ class ScoredConfig(PolicyConfig):
             f"rewards.judge.weights = {judge.weights!r:.200} with rollout_apart: the judge would"
             " have the training's devices; serve it and name its endpoint",
         )
-
-
-TRACKERS = ("tensorboard", "wandb", "trackio")
 
 
 @dataclass(frozen=True)

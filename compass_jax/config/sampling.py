@@ -152,6 +152,12 @@ class SamplingConfig(ReplayConfig):
         self._check_policy()
         for hook in self.hooks:
             hook.validate()
+            held = hook.held_groups
+            check(
+                isinstance(held, int) and held >= 0,
+                f"rl.hooks: held_groups of {hook.name!r} is {held!r:.80}; it must be a number of"
+                " groups",
+            )
         if self.drafts is not None:
             self.drafts.validate()
         samples = self.prompts_per_round * self.capacity

@@ -36,6 +36,9 @@ from compass_jax.rollout.stats import RolloutStats
 from compass_jax.rollout.waiting import OpenPrefix, Waiting, split_cancelled
 from compass_jax.sharding import fetch
 
+# the purpose of draws, and the number that stands for a visit in their keys
+Noise = tuple[Purpose, Callable[[int], int]]
+
 
 class Batcher:
     """Runs requests through the slots of an engine, and owns the engine's state and cache pages.
@@ -210,6 +213,10 @@ class Batcher:
     def _new_queue(self) -> Waiting:
         return Waiting()
 
+    def _noise(self) -> Noise:
+        """Returns the noise of the sampler's draws."""
+        return self.purpose, int
+
     def _fill_own(self, free: deque[int]) -> list[Request]:
         """Puts samples of a subclass's own queue into slots; returns the finished ones."""
         return []
@@ -285,12 +292,12 @@ class Batcher:
         requests: Sequence[Request],
         columns: Sequence[range],
         rows: int,
-        purpose: Purpose | None = None,
-        visit_of: Callable[[int], int] = int,
+        noise: Noise | None = None,
     ) -> UInt32[Array, "rows s 2"]:
-        """Returns the keys of the samples `columns` of each request, padded to `rows`. `visit_of`
-        returns the number that stands for a visit.
+        """Returns the keys of the samples `columns` of each request, padded to `rows`; those of the
+        sampler's draws unless `noise` says otherwise.
         """
+        purpose, visit_of = noise or self._noise()
         s = len(columns[0])
         ids, visits = np.zeros((2, rows), np.uint32)
         each = np.zeros((rows, s), np.uint32)
@@ -298,7 +305,7 @@ class Batcher:
             ids[r], visits[r], each[r] = x.prompt.id, visit_of(x.prompt.visit), columns[r]
         keys = _jitted_keys(
             self.seed,
-            self.purpose if purpose is None else purpose,
+            purpose,
             jnp.asarray(np.repeat(ids, s)),
             jnp.asarray(np.repeat(visits, s)),
             jnp.asarray(each.reshape(-1)),

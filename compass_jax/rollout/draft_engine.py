@@ -12,13 +12,13 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, UInt, UInt32
+from jaxtyping import Array, Int, UInt
 
 from compass_jax.aliases import Tree
 from compass_jax.config import Drafts
 from compass_jax.model.moe import unset_id
 from compass_jax.records import Draft, SampleKey
-from compass_jax.rollout.batcher import Batcher
+from compass_jax.rollout.batcher import Batcher, Noise
 from compass_jax.rollout.drafts import DraftInputs, DraftRows, DraftScores
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.logprobs import in_rows
@@ -219,25 +219,17 @@ class DraftBatcher(Batcher):
             jnp.asarray(prompts),
             jnp.asarray(logp),
             self._keys(requests, columns, shape[0])[:, 0],
-            super()._keys(requests, columns, shape[0], Purpose.ACCEPT)[:, 0],
+            self._keys(requests, columns, shape[0], (Purpose.ACCEPT, int))[:, 0],
         )
         self.stats.prefills += 1
         return self.engine.prefill_drafts(self.params, rows, self.sampler, self.engine.drafts)
 
-    def _keys(
-        self,
-        requests: Sequence[Request],
-        columns: Sequence[range],
-        rows: int,
-        purpose: Purpose | None = None,
-        visit_of: Callable[[int], int] = int,
-    ) -> UInt32[Array, "rows s 2"]:
+    def _noise(self) -> Noise:
         """Coupled drafts share the noise of the draws among several visits."""
         drafts = self.engine.drafts
         if drafts.noise_visit(0) is None:
-            return super()._keys(requests, columns, rows, purpose)
-        noise = Purpose.COUPLED, lambda visit: drafts.noise_visit(visit) or 0
-        return super()._keys(requests, columns, rows, *noise)
+            return super()._noise()
+        return Purpose.COUPLED, lambda visit: drafts.noise_visit(visit) or 0
 
 
 def _prefilled(

@@ -23,7 +23,7 @@ from compass_jax.training.hooks.base import Hooks
 from compass_jax.training.learner import Learner
 from compass_jax.weights import checkpoint
 from compass_jax.weights.adapters import adapter_meta, check_base
-from compass_jax.weights.checkpoint import Checkpoints, ValidCheckpoint
+from compass_jax.weights.checkpoint import CheckpointMismatch, Checkpoints, ValidCheckpoint
 from compass_jax.weights.recorded import check_recorded_routes
 from compass_jax.weights.start import VOCAB_ROWS, first_parameters
 from compass_jax.weights.state import joined, shapes, split
@@ -88,6 +88,12 @@ class SavedRun:
     ) -> Learner:
         """Returns to a checkpoint; returns its learner."""
         config, meta = self.config, newest.meta()
+        if meta.get(PENDING) and "samples" not in meta[PENDING]:
+            raise CheckpointMismatch(
+                f"{newest.path} has unfinished samples in the form of an earlier version: continue"
+                " with that version to the end of the step, or remove this checkpoint to repeat the"
+                " steps after the one before it"
+            )
         abstract = self._abstract(model)
         if in_meta := shapes(meta):
             abstract[IN_META] = self._with_places(in_meta)
@@ -102,7 +108,10 @@ class SavedRun:
         meta = joined(meta, arrays.get(IN_META, {}))
         self.vocab_rows = meta.get(VOCAB_ROWS, config.model.vocab_size)
         for name, part in self.parts.items():
-            part.restore(meta.get(name))
+            if name in meta:
+                part.restore(meta[name])
+            else:
+                tell(f"the checkpoint has no state of {name}, which begins anew")
         self.buffer.policy_state = meta.get("step_policy", {})
         # Checkpoints of older commits have the guard's state alone.
         states = meta.get("hooks", {"guard": meta.get("guard", {})})
@@ -166,6 +175,12 @@ class SavedRun:
     def _restore_in_flight(self, state: JsonObject, path: str) -> None:
         routes = self.collect.engine.adopt(state["routes"])
         if routes is not None:
+            if len(routes) != len(self.buffer.routes):
+                raise CheckpointMismatch(
+                    f"{path} has routes of unfinished or held samples in {len(routes)} rows, and"
+                    f" this configuration has {len(self.buffer.routes)}: rl.hooks that hold routes"
+                    " have changed; continue with the hooks of the run"
+                )
             lengths = saved_samples.row_lengths(state, len(routes))
             check_recorded_routes(lengths, routes, self.config.model, path)
         saved_samples.restore(self.buffer, {**state, "routes": routes}, self.stream.find)

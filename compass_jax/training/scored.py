@@ -35,7 +35,7 @@ class Scored:
 
     def rows_of(self, rows: slice, capacity: int) -> UpdateRows:
         """Returns the rows of an update, of groups of `capacity` rows. Raises ValueError where they
-        are not whole groups.
+        are not whole groups, or a column has other rows than the step.
         """
         if rows.start % capacity or rows.stop % capacity or rows.step not in (None, 1):
             raise ValueError(
@@ -43,6 +43,12 @@ class Scored:
                 f" {capacity} rows; take one of Learner.updates"
             )
         arrays = self.arrays
+        for name, column in arrays.columns.items():
+            if len(column) != len(arrays.lengths):
+                raise ValueError(
+                    f"StepArrays.columns[{name!r}] has {len(column)} rows, the step has"
+                    f" {len(arrays.lengths)}"
+                )
         inputs: Tree = (
             arrays.mask[rows],
             arrays.reward[rows],

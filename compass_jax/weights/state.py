@@ -19,13 +19,19 @@ def split(state: object) -> tuple[Json, dict[str, jax.Array]]:
     """Returns a state without its arrays, and the arrays by their places in it, such as
     "hooks.mean.weights".
 
-    Raises ValueError for a key that marks the places of arrays.
+    Raises ValueError for a key that marks the places of arrays, and for an array whose type JAX
+    would change, such as float64.
     """
     arrays: dict[str, jax.Array] = {}
 
     def without(value: object, place: str) -> object:
         if isinstance(value, np.ndarray | jax.Array):
             arrays[place] = value if isinstance(value, jax.Array) else jnp.asarray(value)
+            if arrays[place].dtype != value.dtype:
+                raise ValueError(
+                    f"{place}: a checkpoint would keep this {value.dtype} array as"
+                    f" {arrays[place].dtype}; convert it, or keep it as a list"
+                )
             return {MARK: place, "shape": [*value.shape], "dtype": str(arrays[place].dtype)}
         if isinstance(value, dict):
             if MARK in value:

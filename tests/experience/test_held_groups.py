@@ -174,6 +174,9 @@ def test_the_metrics_and_routes_of_a_step_by_hand():
 
 def test_a_hook_holds_what_there_is_and_no_more_than_it_announced():
     record = StepRecord(1, [group(0, (1, 0), 8), group(1, (1, 0), 8)], 8, room=1)
+    for place, message in ((2, "place 2: the step has 2 groups"), (1, "no held group has the key")):
+        with pytest.raises(ValueError, match=message):
+            record.put(place, (7, 7))
     with pytest.raises(ValueError, match="no group of this step or held one has the key"):
         record.hold([(7, 7)])
     record.to_hold.clear()

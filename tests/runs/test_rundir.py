@@ -93,7 +93,7 @@ def test_a_file_of_before_says_where_replay_of_groups_went_if_it_was_on():
         text.replace('"rl": {', f'"rl": {{"group_replay": {{"groups": {n}}},', 1) for n in (0, 8)
     )
     assert idle != text and config_from_json(idle) == CONFIG
-    with pytest.raises(ConfigError, match=r"rl\.group_replay is the hook of examples/group_rep"):
+    with pytest.raises(ConfigError, match=r"rl\.group_replay: it is the hook of examples"):
         config_from_json(on)
 
 

@@ -11,15 +11,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from evolve import evolve
+from replaying import GroupReplay
 from tiny_run import tiny_run
+from variants import VERIFIED
 
+from compass_jax.config import named_correction
+from compass_jax.experience import saved_samples
 from compass_jax.model.moe import empty_routes
 from compass_jax.records import Rollout
 from compass_jax.runs.telemetry import Telemetry
 from compass_jax.session import RunState
 from compass_jax.training.building import Building
 from compass_jax.training.rl import run_rl
-from compass_jax.weights.checkpoint import CheckpointError
+from compass_jax.weights.checkpoint import CheckpointError, CheckpointMismatch
 
 UNSET = 255
 
@@ -135,3 +139,21 @@ def test_routes_tampered_with_in_a_checkpoint_are_refused_with_its_name(tmp_path
             ),
         ):
             Trainer(config)
+
+
+def test_samples_that_other_hooks_or_versions_left_are_refused(tmp_path, monkeypatch):
+    """Otherwise the routes of further rows would be dropped, and their tokens be routed live."""
+    config = configured(tmp_path)
+    first = Trainer(config)
+    first.interrupt(recorded(config))
+    hooks = (GroupReplay(groups=4, max_age=2, max_route_age=1),)
+    changed = evolve(
+        config,
+        rl={"hooks": hooks, "correction": named_correction("tis"), "zero_variance": VERIFIED},
+    )
+    with pytest.raises(CheckpointMismatch, match="16 rows, and this configuration has 32: rl"):
+        Trainer(changed)
+    monkeypatch.setattr(saved_samples, "state", lambda buffer: {"prompts": [], "scores": []})
+    first.save()
+    with pytest.raises(CheckpointMismatch, match="unfinished samples in the form of an earlier"):
+        Trainer(config)

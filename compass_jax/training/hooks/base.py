@@ -58,8 +58,13 @@ class StepRecord:
 
     def put(self, place: int, key: GroupKey, *, live: bool = True) -> None:
         """Trains on a held group in the place of a sampled one, whose tokens then have no signal;
-        by its recorded routes unless `live`. For `on_groups`.
+        by its recorded routes unless `live`. For `on_groups`. Raises ValueError for an unknown
+        place or key.
         """
+        if not 0 <= place < len(self.groups):
+            raise ValueError(f"place {place}: the step has {len(self.groups)} groups, from 0 on")
+        if key not in self.held_groups:
+            raise ValueError(f"no held group has the key {key}")
         self.trained[place], self.earlier[place] = self.held_groups[key], live
 
     def hold(self, keys: Iterable[GroupKey]) -> None:

@@ -6,6 +6,9 @@ import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
+import jax
+import numpy as np
+
 from compass_jax.aliases import JsonObject
 from compass_jax.config.step_hook import StepHook
 from compass_jax.training.hooks.base import Hook, StepRecord
@@ -44,7 +47,16 @@ class _OwnHook(Hook):
         return self._state
 
     def restore(self, state: JsonObject, number: int) -> None:
-        self._state = state
+        self._state = {key: _on_host(value) for key, value in state.items()}
+
+
+def _on_host(value: object) -> object:
+    """Returns a part of a state with numpy arrays that can be written to, as the hook left them."""
+    if isinstance(value, dict):
+        return {key: _on_host(x) for key, x in value.items()}
+    if isinstance(value, list):
+        return [_on_host(x) for x in value]
+    return np.array(value) if isinstance(value, jax.Array) else value
 
 
 def own_hooks(hooks: Sequence[StepHook]) -> Iterator[_OwnHook]:
