@@ -94,19 +94,28 @@ def settings(config: Settings, key: str = "", usual: Settings = None) -> Iterato
             sections += [(f"{name}.{i}", x, None) for i, x in enumerate(value)]
         elif isinstance(default, Seam):  # switched off
             yield Setting(name, class_sentence(default), "none", default.name, str)
-        elif value or not sections_of(hint):  # an absent section can be set only in the file
+        # an absent section can be set only in the file, unless it is a list of named classes
+        elif value or not sections_of(hint) or are_named(hint):
             yield Setting(name, docs.get(field.name, ""), value, default, hint)
     for name, value, default in sections:
         if isinstance(value, Seam):
-            usual_name = default.name if isinstance(default, Seam) else next(iter(value.classes))
+            first = next(iter(value.classes), "none")
+            usual_name = default.name if isinstance(default, Seam) else first
             yield Setting(name, class_sentence(value), value.name, usual_name, str)
         yield from settings(value, name, default)
 
 
 def class_sentence(part: Seam) -> str:
     """Returns the sentence of a setting whose value is a class."""
-    names = ", ".join([*part.classes, *part.recipes])
-    return f"Class: {names}, or your own file.py:Class."
+    names = [*part.classes, *part.recipes]
+    of_package = f"{', '.join(names)}, or " if names else ""
+    return f"Class: {of_package}your own file.py:Class."
+
+
+def are_named(hint: Hint) -> bool:
+    """Returns whether a type is a list of classes that are found by their names."""
+    is_list = typing.get_origin(hint) is tuple
+    return is_list and all(issubclass(section, Seam) for section in sections_of(hint))
 
 
 def default_of(field: dataclasses.Field) -> Json:

@@ -152,10 +152,10 @@ class SamplingConfig(ReplayConfig):
         self._check_policy()
         for hook in self.hooks:
             hook.validate()
-            held = hook.held_groups
+            groups = hook.held_groups
             check(
-                isinstance(held, int) and held >= 0,
-                f"rl.hooks: held_groups of {hook.name!r} is {held!r:.80}; it must be a number of"
+                isinstance(groups, int) and groups >= 0,
+                f"rl.hooks: held_groups of {hook.name!r} is {groups!r:.80}; it must be a number of"
                 " groups",
             )
         if self.drafts is not None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_origin
 
-from compass_jax.commands.settings import field_docs, sections_of
+from compass_jax.commands.settings import are_named, field_docs, sections_of
 from compass_jax.config import RunConfig, Seam, seam_class
 from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.config.ranges import Range, field_hints, options, type_name
@@ -148,7 +148,8 @@ def _sections(cls: Any, key: str, text: str = "") -> Iterator[tuple[str, type, s
 
 
 def _plain(cls: type, field: dataclasses.Field) -> bool:
-    return not sections_of(field_hints(cls)[field.name])
+    hint = field_hints(cls)[field.name]
+    return not sections_of(hint) or are_named(hint)
 
 
 def _row(key: str, cls: type, field: dataclasses.Field) -> str:

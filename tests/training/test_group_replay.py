@@ -18,6 +18,7 @@ from tiny_run import tiny_run
 from variants import VERIFIED
 
 from compass_jax.commands.overrides import override
+from compass_jax.commands.settings import settings
 from compass_jax.config import (
     ConfigError,
     ZeroVarianceConfig,
@@ -234,6 +235,9 @@ def test_the_hook_is_named_on_the_command_line_by_its_file():
     for words, groups in (([name], 16), ([json.dumps([{"name": name, "groups": 8}])], 8)):
         config = override(tiny_run(), ["--rl.correction", "tis", "--rl.hooks", *words])
         assert config.rl.hooks == (GroupReplay(groups=groups),)
+        shown = {setting.key: setting.value for setting in settings(config)}  # by --dry-run
+        assert shown["rl.hooks.0"] == name and shown["rl.hooks.0.groups"] == groups
+    assert "rl.hooks" in {setting.key for setting in settings(tiny_run())}
     with pytest.raises(ConfigError, match=r"rl\.hooks"):
         override(tiny_run(), ["--rl.hooks", "[{"])
 
