@@ -63,6 +63,9 @@ def _about(config: RLRunConfig) -> str:
         names = ", ".join(Drafts.classes)
         about = f"{names}, or your own file.py:Class. (default: none)"
         lines.append(f"--rl.drafts NAME: Class: {about}")
+    if not config.rl.hooks:
+        about = "Classes of your own as file.py:Class, or a list in JSON. (default: none)"
+        lines.append(f"--rl.hooks NAME ...: {about}")
     return "\n".join(lines)
 
 
