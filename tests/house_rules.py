@@ -85,6 +85,7 @@ LAYERS = {
     "training.building": ANY,
     "training.evaluations": ANY,
     "training.hand_over": ANY,
+    "training.own_engine": ANY,
     "training.hooks": MODEL | {"training", "experience", "rl"},
     "training.hooks.callbacks": BASE | {"distributed", "training"},
     "training.hooks.notices": MODEL | {"rl", "training", "experience", "rewards"},

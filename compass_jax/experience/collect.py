@@ -26,20 +26,20 @@ from compass_jax.experience.turns import Turns
 from compass_jax.records import Group, Outcome, Prompt, Rollout, SampleKey
 from compass_jax.rewards.joined import AnyScorer
 from compass_jax.rollout.collect import Collection
-from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.engine_api import RolloutEngine
 from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.rollout.stats import RolloutStats
 
 POLL_S = 0.05  # between looks for a slow verdict, or a stop
 
 
-def new_buffer(engine: Engine, config: SamplingConfig) -> ExperienceBuffer:
+def new_buffer(engine: RolloutEngine, config: SamplingConfig) -> ExperienceBuffer:
     """Returns an empty buffer, sized for the configuration."""
     routes = engine.route_buffer(config.routed_groups, config.capacity, config.replay == "R3")
     return ExperienceBuffer(routes, config.holds_routes)
 
 
-def sampler_of(engine: Engine, config: SamplingConfig, doublings: int) -> Sampler:
+def sampler_of(engine: RolloutEngine, config: SamplingConfig, doublings: int) -> Sampler:
     """Returns the sampler of groups that have been doubled `doublings` times."""
     sampler = engine.default_sampler()
     factor = config.zero_variance.grow_temperature**doublings
@@ -61,7 +61,7 @@ class Collector:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: RolloutEngine,
         scorer: AnyScorer,
         turns: Turns,
         expected_length: Callable[[Prompt], float],

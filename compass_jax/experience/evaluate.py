@@ -51,6 +51,7 @@ from compass_jax.rewards.detect import notice
 from compass_jax.rewards.joined import AnyScorer, check_rows
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.engine_api import RolloutEngine
 from compass_jax.rollout.programs import EngineWorkload
 from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.runs.rundir import ANSWERS, SUMMARY, FolderLock
@@ -66,7 +67,7 @@ NOTHING_TO_EVALUATE = (
 
 
 def answers(
-    engine: Engine,
+    engine: RolloutEngine,
     params: Tree,
     prompts: Sequence[Prompt],
     tokenizer: Tokenizer,
@@ -146,7 +147,7 @@ Progress = Callable[[int, int], None]  # of (answers that are generated, all ans
 
 
 def evaluate(
-    engine: Engine,
+    engine: RolloutEngine,
     params: Tree,
     sets: Sequence[PromptSet],
     tokenizer: Tokenizer,

@@ -223,7 +223,7 @@ class Batcher:
 
     def _insert(self, opened: OpenPrefix, free: deque[int]) -> int:
         """Puts samples of `opened` into slots and returns their number."""
-        slots = np.full(opened.prefix.first_token.shape, -1, np.int32)
+        slots = np.full(opened.prefix.keys.shape[:2], -1, np.int32)
         most = np.ones(len(opened.prefix.lengths), np.int32)
         entered = 0
         while free and opened.waiting:

@@ -10,7 +10,7 @@ from jaxtyping import Array, UInt
 
 from compass_jax.aliases import Tree
 from compass_jax.records import Prompt, Rollout, SampleKey
-from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.engine_api import RolloutEngine
 from compass_jax.rollout.request import Request
 from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Purpose, Sampler
@@ -33,7 +33,7 @@ class Collection:
     log-probs and versions.
     """
 
-    engine: Engine
+    engine: RolloutEngine
     params: Tree
     prompts: Sequence[Prompt]
     samples: int

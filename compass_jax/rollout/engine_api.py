@@ -19,7 +19,9 @@ from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
 from compass_jax.aliases import Tree
 from compass_jax.config import RolloutConfig
 from compass_jax.rollout.logprobs import TopLogprobs
-from compass_jax.rollout.sampling import RowSampling, Sampler
+from compass_jax.rollout.routes import RouteBuffer
+from compass_jax.rollout.sampling import Purpose, RowSampling, Sampler
+from compass_jax.sharding import Placement
 
 
 class SlotData(NamedTuple):
@@ -144,10 +146,22 @@ class RolloutEngine(Engine, Protocol):
 
     config: RolloutConfig
     end_ids: tuple[int, ...]
+    placement: Placement | None  # of the routes; None: one device
 
     @property
     def slot_groups(self) -> int:
         """Number of groups of devices over which the slots are split."""
+
+    def batcher(self, params: Tree, purpose: Purpose, seed: int, **options: Any) -> Tree:
+        """Returns what runs requests; the arguments are those of `Batcher`."""
+
+    def route_buffer(self, groups: int, size: int, keep: bool) -> RouteBuffer:
+        """Returns a buffer for the routes of `groups` groups of up to `size` samples. Unless
+        `keep` is set, it assigns rows and stores no routes.
+        """
+
+    def adopt(self, store: Array | None) -> Array | None:
+        """Returns a checkpoint's routes, moved to the devices that sample."""
 
     def default_sampler(self) -> Sampler:
         """Returns the sampler of the rollout configuration."""

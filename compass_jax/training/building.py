@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from compass_jax.aliases import Tree
 from compass_jax.config import RunConfig
 from compass_jax.config.curriculum import at_step, stage_at
 from compass_jax.data.difficulty import label_of
@@ -22,7 +23,8 @@ from compass_jax.model.params import training_layout
 from compass_jax.model.transformer import Transformer
 from compass_jax.rewards.joined import AnyScorer, check_rows
 from compass_jax.rollout.draft_engine import engine_for
-from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.engine_api import RolloutEngine
+from compass_jax.rollout.plain_engine import PlainEngine
 from compass_jax.runs.telemetry import Telemetry
 from compass_jax.samplers.pool import Pool
 from compass_jax.samplers.remote import RemoteEngine
@@ -39,6 +41,7 @@ from compass_jax.training.hooks.samples import SampleLog
 from compass_jax.training.hooks.step_metrics import PermutedRewards, StepMetrics
 from compass_jax.training.learner import Learner
 from compass_jax.training.loop import RLTrainer
+from compass_jax.training.own_engine import OpenEngine, check_own_engine
 from compass_jax.training.own_judge import PolicyJudge
 from compass_jax.training.parts import Parts, Prompts
 from compass_jax.training.saved import SavedRun, Stateful
@@ -53,6 +56,7 @@ class Building:
         printed: notices that this run has printed; new ones are added.
         pool: the samplers of config.samplers.
         transport: returns what brings the weights to an engine.
+        open_engine: makes the engine that samples (None: this package's).
     """
 
     def __init__(
@@ -63,7 +67,8 @@ class Building:
         telemetry: Telemetry,
         printed: set[str] | None = None,
         pool: Pool | None = None,
-        transport: Callable[[Engine], WeightTransport] = transport_of,
+        transport: Callable[[Tree], WeightTransport] = transport_of,
+        open_engine: OpenEngine | None = None,
     ):
         self.newest = newest_checkpoint(config.directory, telemetry.note)
         self.done = 0 if self.newest is None else self.newest.manifest.step
@@ -74,6 +79,7 @@ class Building:
         check_held_groups(self.config, self.rl)
         self.scorer, self.run_state, self.telemetry = scorer, run_state, telemetry
         self.printed, self.pool, self.transport = printed, pool, transport
+        self.open_engine = open_engine
 
     def trainer(self) -> RLTrainer:
         """Returns a trainer that continues the run from its newest checkpoint, to the end of its
@@ -132,9 +138,14 @@ class Building:
         )
         return RLTrainer(self.stage, self.done, parts, self.telemetry, self.run_state)
 
-    def _engine(self, rollout: Placement | None) -> Engine:
-        """Returns the engine of this process's devices, or that of the samplers."""
+    def _engine(self, rollout: Placement | None) -> RolloutEngine:
+        """Returns the engine of this process's devices, that of the samplers, or the caller's."""
         config = self.config
+        if self.open_engine is not None:
+            check_own_engine(self.rl, config.model, config.rewards)
+            engine = self.open_engine(config, self.tokenizer)
+            ids = self.tokenizer.end_ids, self.tokenizer.vocab_size
+            return PlainEngine(engine, config.rollout, *ids)
         settings = config.model, config.rollout_compute, config.rollout
         tokens = self.tokenizer.end_ids, rollout, self.tokenizer.vocab_size
         if self.pool is not None:

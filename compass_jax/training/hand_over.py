@@ -6,8 +6,11 @@ from typing import Protocol
 
 from compass_jax.aliases import Tree
 from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.engine_api import RolloutEngine
+from compass_jax.rollout.plain_engine import PlainEngine
 from compass_jax.samplers.remote import RemoteEngine
 from compass_jax.training.learner import Learner
+from compass_jax.training.own_engine import ByLoading
 from compass_jax.training.own_judge import PolicyJudge
 from compass_jax.weights.sync import sync_weights
 
@@ -58,9 +61,14 @@ class ToSamplers:
         self.send = engine.receive
 
 
-def transport_of(engine: Engine) -> WeightTransport:
-    """Returns the transport to an engine of this package."""
-    return ToSamplers(engine) if isinstance(engine, RemoteEngine) else WithinProcess(engine)
+def transport_of(engine: RolloutEngine) -> WeightTransport:
+    """Returns the transport to an engine: this package's, or one from outside."""
+    if isinstance(engine, PlainEngine):
+        return ByLoading(engine)
+    if isinstance(engine, RemoteEngine):
+        return ToSamplers(engine)
+    assert isinstance(engine, Engine)
+    return WithinProcess(engine)
 
 
 class RolloutWeights:

@@ -20,6 +20,7 @@ from compass_jax.rewards.joined import AnyScorer, JoinedScorer
 from compass_jax.rewards.scalar import ScalarJudge
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.engine_api import RolloutEngine
 from compass_jax.rollout.sampling import Purpose
 from compass_jax.training.scalar import ScalarModel
 
@@ -87,7 +88,7 @@ class PolicyJudge:
     """
 
     def __init__(
-        self, config: ScoredConfig, scorer: AnyScorer, policy: Engine, tokenizer: Tokenizer
+        self, config: ScoredConfig, scorer: AnyScorer, policy: RolloutEngine, tokenizer: Tokenizer
     ):
         judge = config.rewards.judge
         if isinstance(judge, ScalarJudgeConfig) and isinstance(scorer, JoinedScorer):
@@ -104,6 +105,7 @@ class PolicyJudge:
             engine, params, tokenizer = decoder_of(like, judge.weights)
             self._asker.generate = OwnJudge(engine, params, tokenizer, config.seed)
             return
+        assert isinstance(policy, Engine)  # own_engine refuses others
         engine = Engine(
             config.model,
             policy.compute,

@@ -33,6 +33,13 @@ class Scored:
     plan: RowPlan
     diagnostics: Diagnostics = field(default_factory=dict)
 
+    def sampler_logp(self, rows: slice | np.ndarray = slice(None)) -> np.ndarray:
+        """Returns the sampler's log-probs of rows, float32 [n t]; training's where the sampler gave
+        none (NaN).
+        """
+        logp = self.arrays.rollout_logp[rows]
+        return np.where(np.isnan(logp), self.old_logp[rows], logp)
+
     def rows_of(self, rows: slice, capacity: int) -> UpdateRows:
         """Returns the rows of an update, of groups of `capacity` rows. Raises ValueError where they
         are not whole groups, or a column has other rows than the step.
@@ -57,7 +64,7 @@ class Scored:
             np.where(arrays.group[rows] < 0, -1, arrays.group[rows] - rows.start // capacity),
             self.old_entropy[rows],
             self.old_logp[rows],
-            arrays.rollout_logp[rows],
+            self.sampler_logp(rows),
             None if self.ref_logp is None else self.ref_logp[rows],
             arrays.repetition[rows],
             {name: column[rows] for name, column in arrays.columns.items()},
@@ -201,7 +208,7 @@ def score_account(scored: Scored, *, counts_idle: bool) -> Diagnostics:
     mismatch, and are taken to have the entropy of the idle rows that are scored.
     """
     arrays, skipped = scored.arrays, scored.plan.skipped
-    logp = jnp.asarray(scored.old_logp), jnp.asarray(arrays.rollout_logp)
+    logp = jnp.asarray(scored.old_logp), jnp.asarray(scored.sampler_logp())
     gap: Diagnostics = {}
     rest, lengths = arrays.mask, arrays.lengths
     if skipped is not None:
@@ -216,6 +223,8 @@ def score_account(scored: Scored, *, counts_idle: bool) -> Diagnostics:
         rest = rest & ~part
     gap |= mismatch(*logp, jnp.asarray(rest))
     tokens = np.float32(max(arrays.mask.sum(), 1))
+    if unknown_tokens := np.sum(np.isnan(arrays.rollout_logp), where=arrays.mask):
+        gap["mismatch/unknown_frac"] = (jnp.float32(unknown_tokens), jnp.asarray(tokens))
     if counts_idle:
         of_rows = arrays.lengths.astype(np.float32)
         idle = np.sum(of_rows, where=scored.plan.idle)

@@ -9,21 +9,21 @@ from tiny_run import tiny_run
 
 from compass_jax.chips import Chip
 from compass_jax.model.flops import forward_flops
-from compass_jax.training import learner
+from compass_jax.training import learner, update_metrics
 from compass_jax.training.rl import run_rl
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_mfu_is_the_arithmetic_of_the_rows_over_the_peak(tmp_path, monkeypatch, known):
     chip = Chip("test", "cpu", 1, 2.0, 4.0, 1.0, 1.0)
-    monkeypatch.setattr(learner, "chip_of", lambda kind: chip if known else None)
-    seen, real = [], learner.Learner._mfu
+    monkeypatch.setattr(update_metrics, "chip_of", lambda kind: chip if known else None)
+    seen, real = [], learner.mfu
 
-    def keep(self, lengths, seconds):
+    def keep(model, lengths, epochs, seconds):
         seen.append((lengths.copy(), seconds))
-        return real(self, lengths, seconds)
+        return real(model, lengths, epochs, seconds)
 
-    monkeypatch.setattr(learner.Learner, "_mfu", keep)
+    monkeypatch.setattr(learner, "mfu", keep)
     config = tiny_run("odd_verifiers:coin")
     config = evolve(config, run_dir=str(tmp_path), rl={"steps": 1})
     run_rl(config)
