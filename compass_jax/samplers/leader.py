@@ -28,6 +28,7 @@ from compass_jax.samplers.requests import COLUMNS, work
 if TYPE_CHECKING:
     from compass_jax.samplers.pool import Pool
 
+MOST_BROKEN = 5  # broken messages of samplers, one after the other
 IDLE_S = 0.5  # between events while nothing happens, so that a rollout can look for a stop
 STOPPED = (
     "the run was asked to stop while it waited for samplers, of which none is there: the same"
@@ -79,6 +80,7 @@ class Leader:
         self._job: JsonObject = {}
         self._aborting: set[int] = set()  # samplers whose answer is awaited
         self._payloads: dict[int, list[Message]] = {}  # process -> its payloads to exchange
+        self._broken = 0  # number of broken messages since the last results
         self._closed = False
         self.met = threading.Event()  # whether all processes of the training are there
 
@@ -177,10 +179,23 @@ class Leader:
         else:
             refusal = _refusal(message, self._job)
             if refusal:
-                self.pool.note(f"{peer.name or 'a process'} sent a broken message: {refusal}")
-                frames.shut_down(peer.connection)
+                self._end_broken(peer, refusal)
             else:
                 getattr(self, f"_peer_{message.kind}")(peer, message)
+
+    def _end_broken(self, peer: Peer, refusal: str) -> None:
+        """Ends a connection. Raises SamplersError after MOST_BROKEN ends without results between:
+        samples would start again for ever.
+        """
+        name = peer.name or "a process"
+        self._broken += 1
+        if self._broken == MOST_BROKEN:
+            raise SamplersError(
+                f"{name} and others sent broken messages {MOST_BROKEN} times without results"
+                f" between: {refusal}; install the same version of compass_jax on all hosts"
+            )
+        self.pool.note(f"{name} sent a broken message: {refusal}")
+        frames.shut_down(peer.connection)
 
     def _drop_silent(self) -> None:
         """Ends the connection of samplers that have been silent for too long."""
@@ -244,13 +259,14 @@ class Leader:
         self._commit()
 
     def _peer_done(self, peer: Peer, message: Message) -> None:
-        for n, *_ in message.fields["samples"]:
+        self._broken = 0
+        for n in message.fields["samples"]:
             peer.samples.pop(n, None)
         self._tell_all(message)
         self._assign()
 
     def _peer_cut(self, peer: Peer, message: Message) -> None:
-        for n, *_ in message.fields["samples"]:
+        for n in message.fields["samples"]:
             peer.samples.pop(n, None)
         self._tell_all(message)
 
@@ -435,11 +451,11 @@ def _refusal(message: Message, job: JsonObject) -> str:
         return f"{message.kind}: unknown counters"
     columns = (*COLUMNS, "routes") if fields["job"] == job.get("job") and job["routes"] else COLUMNS
     for sample in fields["samples"]:
-        if not (isinstance(sample, list) and len(sample) == 3):
+        if type(sample) is not int:
             return f"{message.kind}: a sample is {sample!r:.80}"
-        missing = [name for name in columns if f"{sample[0]}.{name}" not in message.arrays]
+        missing = [name for name in columns if f"{sample}.{name}" not in message.arrays]
         if missing:
-            return f"{message.kind}: sample {sample[0]} has no {', '.join(missing)}"
+            return f"{message.kind}: sample {sample} has no {', '.join(missing)}"
     return ""
 
 

@@ -39,9 +39,10 @@ def address(monkeypatch):
 
 
 @contextlib.contextmanager
-def sampler(address, after=None):
+def sampler(address, after=None, patience=60):
     """Runs a sampler in a thread, which must end when the training does. Yields a list for its
-    error. The sampler starts when the thread `after` has ended.
+    error. The sampler starts when the thread `after` has ended, and ends
+    `patience` seconds after the last connection.
     """
     errors = []
 
@@ -49,7 +50,7 @@ def sampler(address, after=None):
         if after is not None:
             after.join(60)
         try:
-            SamplerLoop(address, 60).run()
+            SamplerLoop(address, patience).run()
         except BaseException as error:
             errors.append(error)
 
@@ -201,9 +202,8 @@ BROKEN = {
     "an unknown kind": [Message("stop")],
     "a hello of no role": [Message("hello", {"role": "judge"})],
     "no needs": [Message("needs", {"settings": 1})],
-    "tokens that are not there": [
-        Message("done", {"job": 1, "samples": [[0, 0, 0]], "stats": {}}, {})
-    ],
+    "tokens that are not there": [Message("done", {"job": 1, "samples": [0], "stats": {}}, {})],
+    "samples of another form": [Message("done", {"job": 1, "samples": [[0]], "stats": {}})],
     "unknown counters": [Message("done", {"job": 1, "samples": [], "stats": {"x": 1}})],
     "a layout that nobody has": [
         Message("needs", {"settings": 1, "needs": [[[[[0, 10**6]]]]]}),
@@ -235,6 +235,20 @@ def test_a_broken_message_ends_its_connection_and_not_the_run(messages, address,
         assert run_rl(config)["steps"] == config.rl.steps
     thread.join(60)
     assert not thread.is_alive() and not errors
+
+
+def test_a_sampler_whose_results_are_always_broken_ends_the_run(address, tmp_path, monkeypatch):
+    real = serve.results
+
+    def results(*arguments):
+        kind, fields, arrays = real(*arguments)
+        return Message(kind, fields | {"samples": [[n] for n in fields["samples"]]}, arrays)
+
+    monkeypatch.setattr(serve, "results", results)
+    config = evolve(configured("plain", tmp_path), samplers={"address": address})
+    message = r"sent broken messages 5 times without results between: done: a sample is \[\d+\]"
+    with sampler(address, patience=5), pytest.raises(SamplersError, match=message):
+        run_rl(config)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "no-such-host.invalid"])
