@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from jaxtyping import Array, UInt
@@ -27,6 +27,9 @@ class Collection:
     c of a new one). `sample_keys` restricts the samples (None: all). The order of the samples does
     not change them, because keys belong to samples and not to slots.
 
+    After each tick `admit` gets the samples that finished in it and returns further ones, of these
+    prompts, which start while the others decode. A sample can be asked for once.
+
     The collection ends after the tick at which `enough` returns true. `abort` then returns the
     unfinished samples. They can be `carried` into a later collection, with the buffer of their
     routes. There they continue under that collection's policy, and their earlier tokens keep their
@@ -48,6 +51,7 @@ class Collection:
     sample_keys: frozenset[SampleKey] | None = None
     carried: Sequence[Rollout] = ()  # unfinished samples of an earlier collection
     enough: Callable[[], bool] | None = None
+    admit: Callable[[Sequence[Rollout]], Iterable[SampleKey]] | None = None
     # response tokens of each prompt's samples, NaN where unknown: the longest start first
     expected: Sequence[float] | None = None
     # limits of each prompt's samples, at most the configuration's
@@ -66,10 +70,14 @@ class Collection:
             routes=self._held,
             stats=self.stats,
         )
+        self._asked: set[SampleKey] = set()
         self._add_carried()
-        self._add_new()
+        every = [prompt.sample(c) for prompt in self.prompts for c in range(self.samples)]
+        self._add_new(every if self.sample_keys is None else self.sample_keys)
         while self.batcher.busy and not (self.enough is not None and self.enough()):
             done = self._step()
+            if self.admit is not None:
+                self._admit(self.admit(done))
             self.stats.seconds = time.perf_counter() - started
             yield from done
         self.stats.seconds = time.perf_counter() - started
@@ -103,24 +111,34 @@ class Collection:
             key=lambda row: (-len(row[1].tokens), row[0], row[1].sample),
         )
         self.batcher.add([Request.resumed(rollout, self._limit(n)) for n, rollout in carried])
+        self._asked |= {rollout.key for rollout in self.carried}
 
-    def _add_new(self) -> None:
-        """Adds the new samples; those of a prompt share a prefill."""
-        carried_keys = {rollout.key for rollout in self.carried}
+    def _admit(self, keys: Iterable[SampleKey]) -> None:
+        keys = set(keys)
+        if not keys:
+            return
+        known = {prompt.sample(c) for prompt in self.prompts for c in range(self.samples)}
+        if wrong := (keys - known) | (keys & self._asked):
+            raise ValueError(
+                f"Collection.admit returned {min(wrong)}, which is not a sample of these prompts,"
+                " or was asked for before"
+            )
+        self._add_new(keys)
+
+    def _add_new(self, new_keys: Container[SampleKey]) -> None:
+        """Adds new samples; those of a prompt share a prefill."""
         order = range(len(self.prompts)) if self.expected is None else longest_first(self.expected)
         for n in order:
             prompt, columns = self.prompts[n], range(self.samples)
             keys = [prompt.sample(column) for column in columns]
-            new_keys = (
-                set(keys) if self.sample_keys is None else self.sample_keys.intersection(keys)
-            )
+            keys = [key for key in keys if key in new_keys and key not in self._asked]
             first = n * self.samples if self.rows is None else self.rows[n]
             limit = self._limit(n)
             requests = [
                 Request.of(prompt, key.index, first + key.index, limit, self.policy_version)
                 for key in keys
-                if key in new_keys and key not in carried_keys
             ]
+            self._asked.update(keys)
             self.batcher.add(requests, columns)
 
     def _limit(self, n: int) -> int:

@@ -351,3 +351,40 @@ def test_samples_under_way_continue_under_new_weights(slots, pages):
         np.testing.assert_array_equal(np.asarray(job.routes)[one.row], routes[r.row])
     mixed = [set(r.versions[len(r.prompt.tokens) :].tolist()) for r in expected.values()]
     assert {4, 5} in mixed and {5} in mixed
+
+
+@pytest.mark.parametrize("slots", [2, 6])
+def test_samples_are_admitted_while_others_decode(slots, reference):
+    """A user of the open rollout: a sample with an odd last token, and one that ends early, gets a
+    successor at once. The samples are those of a closed collection, whose rounds need more steps
+    where slots are few.
+    """
+
+    def successors(finished):
+        odd = [x for x in finished if x.tokens[-1] % 2 and x.sample + 1 < SAMPLES]
+        return [x.prompt.sample(x.sample + 1) for x in odd]
+
+    first = frozenset(prompt.sample(0) for prompt in PROMPTS)
+    job = collection(slots, sample_keys=first, admit=successors)
+    rollouts = list(job)
+    expected = by_request(reference[0].values())
+    assert all(expected[key] == tokens for key, tokens in by_request(rollouts).items())
+    keys = {x.key for x in rollouts}
+    assert keys == first | set(successors(rollouts)) and len(keys) > len(first)
+    store = np.asarray(job.routes)
+    for x in rollouts:
+        np.testing.assert_array_equal(store[x.row], reference[1][x.row])
+
+    rounds, asked = 0, first
+    while asked:
+        job_of_round = collection(slots, sample_keys=frozenset(asked))
+        asked = successors(list(job_of_round))
+        rounds += job_of_round.stats.steps
+    assert job.stats.steps < rounds if slots == 2 else job.stats.steps <= rounds
+
+
+@pytest.mark.parametrize("key", [PROMPTS[0].sample(0), PROMPTS[0].sample(SAMPLES)])
+def test_a_sample_that_cannot_be_admitted_is_refused(key):
+    job = collection(admit=lambda finished: [key])
+    with pytest.raises(ValueError, match=r"Collection\.admit returned SampleKey\(prompt=1000"):
+        list(job)
