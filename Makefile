@@ -12,10 +12,10 @@ demo: $(VENV)/.core
 	$(BIN)/compass demo
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest $(QUICK) --durations=400
+	$(BIN)/python -m pytest $(QUICK) --durations=60
 
 coverage: $(VENV)/.dev
-	$(BIN)/python -m pytest $(QUICK) --cov=compass_jax --cov-report=term-missing:skip-covered --cov-fail-under=85
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov=compass_jax --cov-report=term-missing:skip-covered --cov-fail-under=85
 
 # PART=2/5: the second of five parts
 test-slow: $(VENV)/.dev

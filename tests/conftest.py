@@ -34,8 +34,11 @@ os.environ["JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES"] = "-1"
 import jax
 import jaxtyping
 import pytest
+from dear import LIST, dear_tests
 from hypothesis import HealthCheck, settings
 from slow_parts import part_of
+
+DEAR = dear_tests(LIST.read_text().splitlines()).keys()
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -56,10 +59,14 @@ def pytest_addoption(parser):
     parser.addoption("--fault-seed", type=int, default=1, help="seed of the random faults")
 
 
+@pytest.hookimpl(tryfirst=True)  # before -m reads the marks
 def pytest_collection_modifyitems(config, items):
-    """Deselects the slow tests of other parts. Puts the most expensive folder first: at the end,
-    one of two workers would run its last file alone.
+    """Marks the dear tests as slow. Deselects the slow tests of other parts. Puts the most
+    expensive folder first: at the end, one of two workers would run its last file alone.
     """
+    for item in items:
+        if item.nodeid in DEAR:
+            item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: "tests/training/" not in item.nodeid)
     part = config.getoption("--slow-part")
     if not part:
