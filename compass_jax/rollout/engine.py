@@ -34,6 +34,7 @@ from compass_jax.rollout.logprobs import TopLogprobs
 from compass_jax.rollout.prefill import prefilled, prompt_logprobs
 from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Purpose, RowSampling, Sampler, sample_keys
+from compass_jax.rollout.sizes import prompt_bucket
 from compass_jax.rollout.state import DecodeState, Prefix, empty_state, lay, lay_state
 from compass_jax.sharding import Placement, move
 
@@ -133,20 +134,20 @@ class Engine:
         self,
         *,
         params,
-        existing_prefix=None,
+        existing_prefix: Prefix | None = None,
         padded_tokens: Int[Array, "t"],
         true_length: int,
         sampler=None,
         request_id: int = 0,
     ) -> Prefix:
-        """Runs one prompt for one sample, keyed by `request_id`.
-
-        Raises ValueError for an `existing_prefix`, which is not supported.
+        """Runs one prompt for one sample, keyed by `request_id`: the tokens of `existing_prefix`, a
+        Prefix of one prompt, and then these. All of them are computed.
         """
         if existing_prefix is not None:
-            raise ValueError(
-                "prefill onto an existing prefix is not supported: pass the whole prompt"
-            )
+            first = existing_prefix.tokens[0, : int(existing_prefix.lengths[0])]
+            tokens = jnp.concatenate([first, jnp.asarray(padded_tokens)[:true_length]])
+            true_length, bucket = len(tokens), prompt_bucket(self.config, len(tokens))
+            padded_tokens = jnp.pad(tokens, (0, bucket - true_length))
         one = jnp.zeros((1,), jnp.uint32)
         keys = sample_keys(0, Purpose.SERVE, one + jnp.uint32(request_id), one, one)
         lengths = jnp.array([true_length], jnp.int32)

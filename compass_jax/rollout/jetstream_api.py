@@ -106,20 +106,20 @@ class JetStreamEngine:
         self,
         *,
         params: Tree,
-        existing_prefix: Any = None,
+        existing_prefix: Request | None = None,
         padded_tokens: np.ndarray,
         true_length: int,
     ) -> Request:
-        """Returns a request for this prompt, which the batcher prefills when it enters a slot.
+        """Returns a request for the tokens of `existing_prefix` and then these, which the batcher
+        prefills when it enters a slot.
 
         Starts no program, because two threads that start programs on one mesh can deadlock. Raises
-        ValueError for an `existing_prefix`.
+        ValueError for a prompt that is longer than the longest bucket.
         """
-        if existing_prefix is not None:
-            raise ValueError(
-                "prefill onto an existing prefix is not supported: pass the whole prompt"
-            )
         tokens = np.asarray(padded_tokens, np.int32)[:true_length]
+        if existing_prefix is not None:
+            tokens = np.concatenate([existing_prefix.prompt.tokens, tokens])
+        prompt_bucket(self._engine.config, len(tokens))
         prompt = Prompt(next(self._numbers), 0, "", "", tokens, "")
         return Request.of(prompt, 0, 0, len(tokens) + self._engine.config.max_new_tokens, 0)
 

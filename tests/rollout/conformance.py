@@ -96,14 +96,17 @@ def check_a_slot_is_used_again(engine, params):
     assert reused == fresh and lengths == [len(fresh)]
 
 
-def check_an_existing_prefix_is_refused(engine, params):
-    tokens = {"padded_tokens": TOKENS, "true_length": 3}
-    prefix = engine.prefill(params=params, **tokens)
+def check_an_existing_prefix_is_continued_or_refused(engine, params):
+    begun = engine.prefill(params=params, padded_tokens=TOKENS, true_length=3)
     try:
-        engine.prefill(params=params, existing_prefix=prefix, **tokens)
-    except (ValueError, NotImplementedError):
+        options = dict(padded_tokens=OTHER, true_length=5, existing_prefix=begun)
+        prefix = engine.prefill(params=params, **options)
+    except NotImplementedError:
         return
-    raise AssertionError("it was taken")
+    state = engine.insert(prefix, engine.init_decode_state(), 0)
+    whole = np.concatenate([TOKENS[:3], OTHER[:5]])
+    expected, _ = generated(engine, params, started(engine, params, [whole]), 0, 2)
+    assert generated(engine, params, state, 0, 2)[0] == expected
 
 
 CHECKS = {name: x for name, x in list(globals().items()) if name.startswith("check_")}

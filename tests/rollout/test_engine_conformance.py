@@ -77,13 +77,10 @@ def test_sizes_beyond_the_longest_bucket():
 
 
 def test_what_cannot_be_served_is_refused():
-    with pytest.raises(ValueError, match="existing prefix is not supported"):
-        ENGINE.prefill(
-            params=LOOSE,
-            existing_prefix=object(),
-            padded_tokens=np.zeros(8, np.int32),
-            true_length=3,
-        )
+    long = dict(padded_tokens=np.zeros(16, np.int32), true_length=9)
+    begun = ENGINE.prefill(params=LOOSE, **long)
+    with pytest.raises(ValueError, match="a prompt of 18 tokens exceeds the longest bucket"):
+        ENGINE.prefill(params=LOOSE, existing_prefix=begun, **long)
     with pytest.raises(NotImplementedError, match="token ids"):
         ENGINE.build_tokenizer(None)
     with pytest.raises(ValueError, match="keys for 2 samples, num_samples = 3"):
