@@ -78,6 +78,7 @@ class Learner:
         self.progress: Callable[[int, int], None] | None = None
         # mean advantage of each response `[b]` in the rollout that `train` was last given
         self.advantage = np.zeros(0)
+        self.rate = 1.0  # factor of the learning rate; another value compiles nothing
         self._replay = config.algorithm.replay if model.config.moe_layers else "off"
         combines = config.algorithm.objective.combines_responses
         # R2 replays routes that must be recorded before the forward pass of the update
@@ -236,6 +237,7 @@ class Learner:
             config=self.update_settings.optim,
             total_steps=self.update_settings.total_updates,
             decays=trained.decay_mask(self.config.lora, self.model, self.state.params),
+            factor=jnp.float32(self.rate),
         )
         # No-op unless XLA changed a sharding.
         self.state = self._on_mesh(self.state)

@@ -242,6 +242,7 @@ class RLTrainer:
         of a stage: the next stage samples by other settings.
         """
         self.learner.progress = partial(self.telemetry.phase, "training")
+        self.learner.rate = step.rate
         replaced = [outcome(group, self.config.rewards) for group in step.replaced]
         accounts = waste_of_dropped(self.buffer.dropped_tokens), waste_of_replaced(replaced)
         train = partial(self.learner.train, step.filled, accounts, trace=step.trace)

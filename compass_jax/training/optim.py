@@ -163,9 +163,10 @@ def update(
     config: OptimConfig,
     total_steps: int,
     decays: tuple[bool, ...],
+    factor: jax.Array | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Runs one update with the gradient clipped to `clip_grad_norm`. A gradient with NaN or
-    infinity changes only the counters.
+    infinity changes only the counters. `factor` multiplies the learning rate (None: 1).
     """
     # One test for all leaves: a NaN or an infinity in any of them is in the norm, too.
     norm = global_norm(grads)
@@ -188,8 +189,11 @@ def update(
         updates, opt_state = make_optimizer(config, total_steps, decays).update(
             grads, moments, params
         )
-        params = optax.apply_updates(params, updates)
         lr = jnp.asarray(learning_rate(config, total_steps)(state.step), jnp.float32)
+        if factor is not None:
+            updates = jax.tree.map(lambda x: x * factor.astype(x.dtype), updates)
+            lr = lr * factor
+        params = optax.apply_updates(params, updates)
 
     def keep(new, old):
         return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)

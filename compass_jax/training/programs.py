@@ -49,6 +49,7 @@ def training_programs(
     yield Program("add", step.accumulate, (total, grads))
     keywords = {"config": config.updates.optim, "total_steps": config.updates.total_updates}
     keywords |= {"decays": trained.decay_mask(config.lora, model, state.params)}
+    keywords |= {"factor": struct((), jnp.float32)}
     yield Program("apply", step.apply, (state, total), keywords)
 
 

@@ -370,9 +370,10 @@ def apply(
     config: OptimConfig,
     total_steps: int,
     decays: tuple[bool, ...],
+    factor: Float[Array, ""] | None = None,
 ) -> tuple[TrainState, dict[str, Array]]:
     """Runs one optimiser update (`optim.update`); the state is donated."""
-    return optim.update(state, grads, config, total_steps, decays)
+    return optim.update(state, grads, config, total_steps, decays, factor)
 
 
 def load_balancing_loss(aux: RouterStats, top_k: int) -> Float[Array, ""]:

@@ -1,9 +1,16 @@
 """Hooks: their order, their errors and their states by name."""
 
-import pytest
+import dataclasses
 
+import pytest
+from logged import lines
+from tiny_run import tiny_run
+
+from compass_jax.config import apply
 from compass_jax.errors import CompassError
+from compass_jax.training import step as programs
 from compass_jax.training.hooks.base import Hook, HookFailed, Hooks, StepRecord
+from compass_jax.training.rl import run_rl
 
 
 class Recorder(Hook):
@@ -118,3 +125,32 @@ def test_all_hooks_see_a_finished_step_though_one_fails():
     step = StepRecord(1, [], None)
     hooks.end_step(step)
     assert calls == [("a", "on_metrics"), ("b", "on_metrics")] and "a:" in str(step.failure)
+
+
+HALVING = """from compass_jax.config import StepHook
+
+
+class Halving(StepHook):
+    def on_groups(self, step, state):
+        if step.number > 1:
+            step.scale_rate(0.5)
+"""
+
+
+def test_a_hook_changes_the_learning_rate_of_a_step_and_compiles_nothing(tmp_path):
+    file = tmp_path / "halving.py"
+    file.write_text(HALVING)
+    config = dataclasses.replace(tiny_run("odd_verifiers:coin"), run_dir=str(tmp_path / "run"))
+    compiled = programs.apply._cache_size()
+    run_rl(apply(config, {"rl.hooks": [f"{file}:Halving"], "rl.steps": 3}))
+    rates = [row["metrics"]["lr"] for row in lines(tmp_path / "run", "metrics")]
+    assert rates == pytest.approx([1e-2, 5e-3, 5e-3])
+    assert programs.apply._cache_size() <= compiled + 1
+
+
+@pytest.mark.parametrize("factor", [-1.0, float("nan"), float("inf")])
+def test_a_factor_that_no_rate_can_have_is_refused(factor):
+    step = StepRecord(1, [])
+    with pytest.raises(ValueError, match="factor of the learning rate is"):
+        step.scale_rate(factor)
+    assert step.rate == 1

@@ -52,9 +52,10 @@ def numpy_rate(config, n, total):
     )
 
 
-def numpy_adamw(params, gradients, config, total):
+def numpy_adamw(params, gradients, config, total, factors=(1,) * TOTAL):
     """Returns the parameters after updates by AdamW (arXiv 1711.05101, algorithm 2), with weight
-    decay on everything but norms and biases, after global-norm clipping.
+    decay on everything but norms and biases, after global-norm clipping. `factors` multiply the
+    rates.
     """
     flat, structure = jax.tree.flatten(params)
     m, v = [np.zeros_like(x) for x in flat], [np.zeros_like(x) for x in flat]
@@ -62,7 +63,7 @@ def numpy_adamw(params, gradients, config, total):
         g = jax.tree.leaves(gradient)
         norm = np.sqrt(sum(np.sum(x**2) for x in g))
         g = [x * min(1.0, config.clip_grad_norm / norm) for x in g]
-        rate = numpy_rate(config, n, total)
+        rate = factors[n] * numpy_rate(config, n, total)
         for i, x in enumerate(g):
             m[i] = config.b1 * m[i] + (1 - config.b1) * x
             v[i] = config.b2 * v[i] + (1 - config.b2) * x**2
@@ -103,6 +104,23 @@ def test_updates_equal_a_numpy_adamw_with_clipping_and_schedule(x64):
         numpy_adamw(tree(0), gradients, CONFIG, TOTAL),
     )
     assert np.abs(np.asarray(state.params["embed"]) - tree(0)["embed"]).max() > 0.02
+
+
+def test_a_factor_of_the_rate_is_an_array(x64):
+    """The updates are AdamW's with rates times the factors, of one compiled program."""
+    factors, compiled = [1.0, 0.5, 0.0, 2.0, 1.0, 0.25], step.apply._cache_size()
+    gradients = [tree(10 + n, 2.0) for n in range(TOTAL)]
+    state, rates = optim.init_state(jax.tree.map(jnp.asarray, tree(0)), CONFIG, TOTAL), []
+    for factor, gradient in zip(factors, gradients, strict=True):
+        arrays = jax.tree.map(jnp.asarray, gradient)
+        options = dict(config=CONFIG, total_steps=TOTAL, decays=DECAYS)
+        state, info = step.apply(state, arrays, factor=jnp.float32(factor), **options)
+        rates.append(float(info["lr"]) / numpy_rate(CONFIG, len(rates), TOTAL))
+    assert step.apply._cache_size() == compiled + 1
+    np.testing.assert_allclose(rates, factors, rtol=1e-6)
+    expected = numpy_adamw(tree(0), gradients, CONFIG, TOTAL, factors)
+    for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])

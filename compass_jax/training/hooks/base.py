@@ -9,6 +9,7 @@ checkpoint's state is read after that rollout has ended.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -48,6 +49,7 @@ class StepRecord:
     arrays: StepArrays | None = None
     trace: TokenTrace | None = None  # of the tokens that are logged
     advantage: np.ndarray = field(default_factory=lambda: np.zeros(0))  # [b], of each response
+    rate: float = 1.0  # factor of the learning rate of the step's updates
     metrics: dict[str, float] = field(default_factory=dict)
     histograms: dict[str, Bins] = field(default_factory=dict)
     failure: HookFailed | None = None  # of a hook after the update: the run ends, with the step
@@ -66,6 +68,14 @@ class StepRecord:
         if key not in self.held_groups:
             raise ValueError(f"no held group has the key {key}")
         self.trained[place], self.earlier[place] = self.held_groups[key], live
+
+    def scale_rate(self, factor: float) -> None:
+        """Multiplies the learning rate of this step's updates, without another compilation. For
+        `on_groups` and `on_arrays`. Raises ValueError unless `factor` is finite and at least 0.
+        """
+        if not 0 <= factor < math.inf:
+            raise ValueError(f"a factor of the learning rate is {factor}; it must be 0 or more")
+        self.rate *= factor
 
     def hold(self, keys: Iterable[GroupKey]) -> None:
         """Keeps groups of this step, or held ones, until the next step; all others that were held
