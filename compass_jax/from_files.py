@@ -126,13 +126,15 @@ def rl_config(
     lengths = [len(prompt.tokens) for prompt in [*training, *evaluated]]
     buckets = _prompt_buckets(lengths, config.model)
     answer = config.rollout.max_new_tokens if ANSWER in settings else None
-    rollout = _rollout(config, buckets, answer, _usual_answer(config, training))
+    usual = _usual_answer(_tokenizer(config.data, config.model), training)
+    rollout = _rollout(config, buckets, answer, usual)
     config = _sized_by(replace(config, rollout=rollout), settings)
     config.rollout.validate()
     config = apply(replace(config, rl=_rl(method, config, len(training))), settings)
     # sized by the steps that the user's settings make
     if "rollout.slots" not in settings:
-        slots = _useful_slots(config, config.rl)
+        mesh = config.rollout_mesh or config.mesh
+        slots = _useful_slots(config.rollout.slots, mesh.devices, config.rl)
         config = replace(config, rollout=replace(config.rollout, slots=slots))
     if "evaluation.prompts" not in settings:
         interim = _interim_prompts(config.rl, config.evaluation.k + 1)
@@ -153,7 +155,8 @@ def sft_config(
     config = RunConfig(name=run_name(model, data), init_from=model, **_of_model(model))
     config = replace(config, sft=_sft(config.model, files=tuple(data)))
     config = _sized_by(config, settings)
-    config = replace(config, sft=_fit_sft(config, _tokenizer(config), tell))
+    tokenizer = _tokenizer(config.data, config.model)
+    config = replace(config, sft=_fit_sft(config, tokenizer, tell))
     rollout = RolloutConfig(
         prompt_buckets=(16,), max_new_tokens=min(128, config.model.max_positions - 64)
     )
@@ -176,7 +179,7 @@ def judge_config(
     config = rl_config(model, data, VERDICT, evaluation, method, settings)
     config = replace(config, sft=_sft(config.model, preferences=tuple(data)))
     config = _sized_by(config, settings)
-    tokenizer, longest = _tokenizer(config), config.sft.buckets[-1]
+    tokenizer, longest = _tokenizer(config.data, config.model), config.sft.buckets[-1]
     if scalar:
         training, _ = split_pairs(config.data, config.seed)
         pairs, _ = encode_pairs(training, tokenizer, longest, _discard_notice)
@@ -196,7 +199,7 @@ def engine_config(
     with the weights of `model`. `answer` and the errors are those of `rl_config`.
     """
     config = RunConfig(name="engine", **_of_model(model))
-    tokenizer = _tokenizer(config)
+    tokenizer = _tokenizer(config.data, config.model)
     lengths = [
         len(tokenizer.encode_chat([dict(one) for one in chat], tools=of_chat))
         for chat, of_chat in zip(conversations, tools or [()] * len(conversations), strict=True)
@@ -238,16 +241,17 @@ def _sized_by(config: C, settings: JsonMapping) -> C:
 
 def _prompts(config: EvalRunConfig) -> tuple[list[Prompt], list[Prompt]]:
     """Returns the training prompts, and those evaluated."""
-    tokenizer = _tokenizer(config)
+    tokenizer = _tokenizer(config.data, config.model)
     training = train_prompts(config.data, tokenizer, config.seed, _discard_notice)
     evaluated: list[Prompt] = []
     with contextlib.suppress(DataError):  # no held-out prompts: the run reports it
-        for one in evaluation_sets(config, tokenizer, _discard_notice, keep_long=True):
+        settings = config.data, config.evaluation, tokenizer, config.seed
+        for one in evaluation_sets(*settings, None, _discard_notice):
             evaluated += one.prompts
     return training, evaluated
 
 
-def _usual_answer(config: PolicyConfig, prompts: Sequence[Prompt]) -> int:
+def _usual_answer(tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> int:
     """Returns the default of rollout.max_new_tokens for prompts, before it is fitted to the model's
     context. Prompts without a reference, such as those of code with tests, and conversations say
     nothing about the length of an answer.
@@ -257,7 +261,6 @@ def _usual_answer(config: PolicyConfig, prompts: Sequence[Prompt]) -> int:
     sampled = prompts[:: max(len(prompts) // SAMPLED, 1)]
     if not on_cpu() or not all(prompt.answer and not prompt.turns for prompt in sampled):
         return longest
-    tokenizer = _tokenizer(config)
     texts = [(prompt.question, prompt.answer) for prompt in sampled]
     usual = max(
         np.quantile([len(tokenizer.ids(text)) for text in column], ANSWER_SHARE)
@@ -266,14 +269,14 @@ def _usual_answer(config: PolicyConfig, prompts: Sequence[Prompt]) -> int:
     return min(max(_round_up(math.ceil(ANSWER_FACTOR * usual)), SHORTEST_ANSWER), longest)
 
 
-def describe_answer(config: PolicyConfig, overridden: Collection[str]) -> str:
+def describe_answer(rollout: RolloutConfig, model: ModelConfig, overridden: Collection[str]) -> str:
     """Returns a line on a longest answer that was chosen from the data; empty for another.
 
     overridden: names of settings that the user set.
     """
-    tokens, model = config.rollout.max_new_tokens, config.model
+    tokens = rollout.max_new_tokens
     chosen = on_cpu() and ANSWER not in overridden and tokens < LONGEST_ANSWER["cpu"]
-    if not chosen or config.rollout.max_length + ROUNDED_TO > model.max_positions:
+    if not chosen or rollout.max_length + ROUNDED_TO > model.max_positions:
         return ""
     return (
         f"{ANSWER} = {tokens}: answers are cut there; about {ANSWER_FACTOR} times the longest"
@@ -344,11 +347,9 @@ def _source(name: str, reward: str | Mapping[str, float]) -> FileSource | TaskSo
     return TaskSource(name) if is_name(name) else FileSource(name, verifier=own_code(reward))
 
 
-def _tokenizer(config: PolicyConfig) -> Tokenizer:
-    args = dict(config.data.template_args)
-    return Tokenizer.for_model(
-        config.data.tokenizer, config.model.vocab_size, args, chat_format=config.data.chat_format
-    )
+def _tokenizer(data: DataConfig, model: ModelConfig) -> Tokenizer:
+    args = dict(data.template_args)
+    return Tokenizer.for_model(data.tokenizer, model.vocab_size, args, chat_format=data.chat_format)
 
 
 def run_name(model: str, data: Sequence[str]) -> str:
@@ -390,14 +391,14 @@ def _mesh(model: ModelConfig, count: int) -> MeshConfig:
 # ---- settings chosen from the memory -------------------------------------------------------------
 
 
-def _free_bytes(config: PolicyConfig) -> float:
+def _free_bytes(model: ModelConfig, compute: ComputeConfig, training: MeshConfig | None) -> float:
     """Returns the bytes of a rollout device that the process and the rollout's weights leave.
-    Without disaggregated rollout, the training's weights, moments and gradients are subtracted too.
+    Unless the rollout has devices of its own (None), the weights, moments and gradients on the
+    mesh of the training are subtracted too.
     """
-    is_apart = config.rollout_apart or config.samplers.acts
     # FSDP does not split the rollout's weights.
-    each = (0 if is_apart else 20 / config.mesh.fsdp) + _cache_width(config.compute)
-    free = usable_bytes() - process_bytes() - _parameters(config.model) * each
+    each = (0 if training is None else 20 / training.fsdp) + _cache_width(compute)
+    free = usable_bytes() - process_bytes() - _parameters(model) * each
     return max(free, usable_bytes() / 10)
 
 
@@ -428,7 +429,9 @@ def _rollout(
     answer = answer or min(total, model.max_positions) // bucket * bucket - buckets[-1]
     rollout = RolloutConfig(prompt_buckets=buckets, max_new_tokens=answer, cache_bucket=bucket)
     token = model.layers * model.cache_width * _cache_width(config.compute)
-    cache_bytes = CACHE_SHARE * _free_bytes(config)
+    is_apart = config.rollout_apart or config.samplers.acts
+    free = _free_bytes(model, config.compute, None if is_apart else config.mesh)
+    cache_bytes = CACHE_SHARE * free
     max_slots = MOST_SLOTS.get(platform, MOST_SLOTS_ELSEWHERE) // _large_on_cpu(model)
     slots = min(max(int(cache_bytes / (token * rollout.max_length)), 1), max_slots)
     return replace(rollout, slots=mesh.devices * 2 ** int(math.log2(slots)))
@@ -465,14 +468,13 @@ def _interim_prompts(rl: RLConfig, answers: int) -> int | None:
     return max(sampled // INTERIM_SHARE // answers, 1) if on_cpu() and sampled else None
 
 
-def _useful_slots(config: PolicyConfig, rl: RLConfig) -> int:
-    """Returns the slots, on a CPU no more than a step has samples in its first round: a token step
-    takes as long for empty slots as for full ones.
+def _useful_slots(slots: int, devices: int, rl: RLConfig) -> int:
+    """Returns the slots of the rollout's devices, on a CPU no more than a step has samples in its
+    first round: a token step takes as long for empty slots as for full ones.
     """
-    slots, mesh = config.rollout.slots, config.rollout_mesh or config.mesh
     rounds = [rl.sampling.policy.round_of(rl.sampling, i) for i in range(rl.group_size)]
     samples = rl.prompts_per_step * rounds.count(0)
-    while on_cpu() and slots >= 2 * samples and slots % (2 * mesh.devices) == 0:
+    while on_cpu() and slots >= 2 * samples and slots % (2 * devices) == 0:
         slots //= 2
     return slots
 

@@ -36,6 +36,7 @@ from compass_jax.model.logprobs import head_weights, token_logprobs
 from compass_jax.model.lora import combine, init_adapters, trainable
 from compass_jax.model.moe import empty_routes
 from compass_jax.model.params import (
+    Layout,
     abstract_params,
     decode_shardings,
     placed_structs,
@@ -90,11 +91,12 @@ def estimate(config: PolicyConfig, training: Training) -> MemoryEstimate:
         config: the run's configuration.
         training: its `rl`, or its `sft` for a command that trains without a rollout.
     """
-    rows = rows_of(training.micro_batch_tokens, training.longest_row, config.mesh)
+    length = training.longest_row
+    size = rows_of(training.micro_batch_tokens, length, config.mesh), length
     return MemoryEstimate(
         process=process_bytes() + _host_bytes(training),
         **_fixed_bytes(config, training),
-        **_micro_batch_bytes(config, rows, training.longest_row),
+        **_micro_batch_bytes(config.model, config.compute, config.lora, config.mesh, size),
     )
 
 
@@ -164,7 +166,9 @@ def fitting_rows(config: PolicyConfig, training: Training, most: int) -> int:
     room -= sum(_fixed_bytes(config, training).values())
 
     def needed(rows: int) -> float:
-        return sum(_micro_batch_bytes(config, rows, training.longest_row).values())
+        size = rows, training.longest_row
+        parts = _micro_batch_bytes(config.model, config.compute, config.lora, config.mesh, size)
+        return sum(parts.values())
 
     if needed(most) <= room:  # usual for small models; the run's estimate has the same trace
         return most
@@ -176,24 +180,27 @@ def fitting_rows(config: PolicyConfig, training: Training, most: int) -> int:
 
 def _fixed_bytes(config: PolicyConfig, training: Training) -> dict[str, float]:
     """Returns the bytes per device that do not depend on the micro-batch, by name."""
-    narrow = jnp.dtype(config.compute.param_dtype).itemsize < 4
+    model, compute = config.model, config.compute
+    narrow = jnp.dtype(compute.param_dtype).itemsize < 4
     master = narrow and training.optim.float32_master
-    weights = _weight_bytes(config, config.compute.param_dtype)
-    wide = _weight_bytes(config, str(at_least_float32(config.compute.param_dtype)))
+    placed = model, training_layout(compute), config.mesh
+    weights = _weight_bytes(*placed, compute.param_dtype)
+    wide = _weight_bytes(*placed, str(at_least_float32(compute.param_dtype)))
     adapters = 0
     if config.lora.acts:
-        adapters = tree_bytes(_abstract_adapters(config.model, config.compute, config.lora))
+        adapters = tree_bytes(_abstract_adapters(model, compute, config.lora))
     rollout = replay = 0.0
     if isinstance(training, RLConfig):
-        replay = _step_route_bytes(config, training)
+        replay = _step_route_bytes(model, config.rollout, training, config.mesh)
+        mesh, decoding = config.rollout_mesh or config.mesh, config.rollout_compute
         if not config.rollout_apart and not config.samplers.acts:
-            mesh = config.rollout_mesh or config.mesh
-            rollout = float(_decode_weight_bytes(config, mesh))
-            rollout += cache_bytes(config.model, config.rollout, config.rollout_compute, mesh)
-            rollout += route_bytes(config.model, config.rollout, training, mesh)
-            replay += held_route_bytes(config.model, config.rollout, training, mesh)
+            rollout = float(_decode_weight_bytes(model, decoding.dtype, mesh))
+            rollout += cache_bytes(model, config.rollout, decoding, mesh)
+            rollout += route_bytes(model, config.rollout, training, mesh)
+            replay += held_route_bytes(model, config.rollout, training, mesh)
         elif config.samplers.acts:
-            rollout = float(_decode_weight_bytes(config, _samplers_split(config)))
+            split = _samplers_split(config.mesh, mesh)
+            rollout = float(_decode_weight_bytes(model, decoding.dtype, split))
         if on_cpu():
             replay += held_token_bytes(config.rollout, training) / jax.local_device_count()
     copies = 2 if isinstance(training, RLConfig) and training.uses_reference else 1
@@ -210,27 +217,25 @@ def _fixed_bytes(config: PolicyConfig, training: Training) -> dict[str, float]:
     }
 
 
-def _samplers_split(config: PolicyConfig) -> MeshConfig:
+def _samplers_split(training: MeshConfig, sampler: MeshConfig) -> MeshConfig:
     """Returns the mesh that splits the copy of the weights that the training keeps for samplers."""
-    mesh = config.rollout_mesh or config.mesh
-    parts = mesh.expert * mesh.tensor
-    if config.mesh.devices % parts:
+    if training.devices % (sampler.expert * sampler.tensor):
         return MeshConfig()
-    return MeshConfig(expert=mesh.expert, tensor=mesh.tensor)
+    return MeshConfig(expert=sampler.expert, tensor=sampler.tensor)
 
 
-def _weight_bytes(config: PolicyConfig, dtype: str) -> int:
+def _weight_bytes(model: ModelConfig, layout: Layout, mesh: MeshConfig, dtype: str) -> int:
     """Returns the bytes of one device's shards of the parameters in storage."""
-    weights = abstract_params(config.model, dtype, training_layout(config.compute))
-    return bytes_per_device(placed_structs(weights, config.model, _abstract_placement(config.mesh)))
+    weights = abstract_params(model, dtype, layout)
+    return bytes_per_device(placed_structs(weights, model, _abstract_placement(mesh)))
 
 
-def _decode_weight_bytes(config: PolicyConfig, mesh: MeshConfig) -> int:
+def _decode_weight_bytes(model: ModelConfig, dtype: str, mesh: MeshConfig) -> int:
     """Returns the bytes of one device's shards of the rollout's weights, which FSDP does not split,
     before they are quantised.
     """
-    weights = abstract_params(config.model, config.rollout_compute.dtype, "decode")
-    shardings = decode_shardings(weights, config.model, _abstract_placement(mesh))
+    weights = abstract_params(model, dtype, "decode")
+    shardings = decode_shardings(weights, model, _abstract_placement(mesh))
     return bytes_per_device(
         jax.tree.map(lambda x, sharding: struct(x.shape, x.dtype, sharding), weights, shardings)
     )
@@ -271,15 +276,17 @@ def route_bytes(
     return share * _sample_route_bytes(model, rollout)
 
 
-def _step_route_bytes(config: PolicyConfig, sampling: SamplingConfig) -> float:
+def _step_route_bytes(
+    model: ModelConfig, rollout: RolloutConfig, sampling: SamplingConfig, mesh: MeshConfig
+) -> float:
     """Returns the bytes on one device of the routes of a step's samples, which training has a copy
     of, so that the next rollout may overwrite the engine's.
     """
-    if not config.model.moe_layers:
+    if not model.moe_layers:
         return 0.0
-    shards = _shards_of_rows(config.mesh) * config.mesh.context
+    shards = _shards_of_rows(mesh) * mesh.context
     samples = sampling.prompts_per_step * sampling.capacity
-    return samples * _sample_route_bytes(config.model, config.rollout) / shards
+    return samples * _sample_route_bytes(model, rollout) / shards
 
 
 def held_route_bytes(
@@ -311,17 +318,18 @@ def held_token_bytes(rollout: RolloutConfig, sampling: SamplingConfig) -> float:
     return float(samples * rollout.max_length * BYTES_PER_KEPT_TOKEN)
 
 
-def check_held_groups(config: PolicyConfig, sampling: SamplingConfig) -> None:
+def check_held_groups(
+    model: ModelConfig, rollout: RolloutConfig, sampling: SamplingConfig, mesh: MeshConfig
+) -> None:
     """Raises ConfigError if the groups that hooks hold alone need more memory than there is: their
-    tokens the host's, their routes a device's.
+    tokens the host's, their routes a device's. mesh: the rollout's.
     """
     groups = sampling.held_groups
-    mesh = config.rollout_mesh or config.mesh
     for what, need, free, remedy in (
-        ("tokens", held_token_bytes(config.rollout, sampling), available_bytes(), ""),
+        ("tokens", held_token_bytes(rollout, sampling), available_bytes(), ""),
         (
             "routes",
-            held_route_bytes(config.model, config.rollout, sampling, mesh),
+            held_route_bytes(model, rollout, sampling, mesh),
             usable_bytes(),
             ", or hold no routes",
         ),
@@ -337,13 +345,21 @@ def _sample_route_bytes(model: ModelConfig, rollout: RolloutConfig) -> int:
     return tree_bytes(jax.eval_shape(lambda: empty_routes(model, 1, rollout.max_length)))
 
 
-def _micro_batch_bytes(config: PolicyConfig, rows: int, length: int) -> dict[str, float]:
-    """Returns the bytes of activations and logits of one micro-batch on one device."""
-    model, compute = config.model, config.compute
+def _micro_batch_bytes(
+    model: ModelConfig,
+    compute: ComputeConfig,
+    lora: LoRAConfig,
+    mesh: MeshConfig,
+    size: tuple[int, int],
+) -> dict[str, float]:
+    """Returns the bytes of activations and logits of one micro-batch on one device. size: its rows
+    and their tokens.
+    """
+    rows, length = size
     # Devices of `context` hold all of a row's tokens if they do not divide them.
-    shards = config.mesh.context if length % config.mesh.context == 0 else 1
+    shards = mesh.context if length % mesh.context == 0 else 1
     chunk = min(compute.logprob_chunk, rows * length // shards)
-    residuals = _residual_bytes(model, compute, config.lora, rows, length)
+    residuals = _residual_bytes(model, compute, lora, rows, length)
     return {
         "activations": MICRO_BATCHES_AT_ONCE * residuals / shards,
         # the logits and their log-softmax

@@ -524,13 +524,12 @@ def test_the_package_is_imported_in_an_instant():
 
 def test_a_rollout_on_its_own_devices_has_their_memory_for_its_caches(monkeypatch):
     """Weights, moments and gradients of the training take 20 bytes a parameter."""
-    config = dataclasses.replace(tiny_run(), mesh=MeshConfig(), rollout_mesh=MeshConfig())
+    config = tiny_run()
     parameters = from_files._parameters(config.model)
     monkeypatch.setattr(from_files, "usable_bytes", lambda: 100 * parameters)
     monkeypatch.setattr(from_files, "process_bytes", lambda: 0)
     shared, apart = (
-        from_files._free_bytes(dataclasses.replace(config, rollout_apart=value))
-        for value in (False, True)
+        from_files._free_bytes(config.model, config.compute, mesh) for mesh in (MeshConfig(), None)
     )
     assert (shared, apart) == (76 * parameters, 96 * parameters)
 
@@ -581,8 +580,8 @@ def test_the_longest_answer_on_a_cpu_follows_questions_and_references(
     else:
         limit = 64 if row[0] == "2?" else 256
         assert limit - bucket < tokens <= limit
-    assert bool(from_files.describe_answer(config, ())) == (tokens < 256)
-    assert from_files.describe_answer(config, {"rollout.max_new_tokens"}) == ""
+    assert bool(from_files.describe_answer(config.rollout, config.model, ())) == (tokens < 256)
+    assert from_files.describe_answer(config.rollout, config.model, {from_files.ANSWER}) == ""
 
 
 @pytest.mark.parametrize(("rank", "rate"), [(0, 1.5e-4), (4, 1.5e-3)])

@@ -100,7 +100,7 @@ def test_weights_are_those_that_a_device_holds(mesh, rollout_mesh, monkeypatch):
     if mesh.fsdp == mesh.devices:  # as the settings chosen from files do
         fixed = need.weights + need.optimizer + need.gradients + decode_bytes
         monkeypatch.setattr("compass_jax.from_files.usable_bytes", lambda: 1e10)
-        free = _free_bytes(config)
+        free = _free_bytes(config.model, config.compute, config.mesh)
         assert 1e10 - process_bytes() - free == pytest.approx(fixed, rel=0.1)
 
 
@@ -180,6 +180,10 @@ def replaying(max_route_age, groups=6):
     return dataclasses.replace(base, rl=dataclasses.replace(base.rl, hooks=(hook,)))
 
 
+def check(config):
+    check_held_groups(config.model, config.rollout, config.rl, config.mesh)
+
+
 def test_groups_that_are_held_count_and_must_fit(monkeypatch):
     samples, tokens = 6 * 4, 40 + 16  # tokens of a prompt and its answer
     of_tokens = samples * tokens * 4 * 4 / jax.local_device_count()
@@ -189,16 +193,16 @@ def test_groups_that_are_held_count_and_must_fit(monkeypatch):
         config = replaying(age)
         step_routes = config.rl.prompts_per_step * config.rl.capacity * tokens * 3 * 2
         assert estimate(config, config.rl).replay == expected + step_routes
-        check_held_groups(config, config.rl)
+        check(config)
     monkeypatch.setattr("compass_jax.memory.on_cpu", lambda: False)
     assert estimate(config, config.rl).replay == of_routes + step_routes
     monkeypatch.setattr("compass_jax.memory.usable_bytes", lambda: of_routes - 1)
-    check_held_groups(replaying(0), replaying(0).rl)
+    check(replaying(0))
     with pytest.raises(ConfigError, match="hold 6 groups: the routes of so many groups need"):
-        check_held_groups(config, config.rl)
+        check(config)
     monkeypatch.setattr("compass_jax.memory.available_bytes", lambda: samples * tokens * 16 - 1)
     with pytest.raises(ConfigError, match=r"the tokens of so many groups need .*; lower it$"):
-        check_held_groups(replaying(0), replaying(0).rl)
+        check(replaying(0))
 
 
 def test_a_configuration_and_its_estimate_trace_a_micro_batch_once(monkeypatch):

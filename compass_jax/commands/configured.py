@@ -374,7 +374,7 @@ def _tell_fitted(options: Json, config: RLRunConfig, settings: Collection[str]) 
     answer = config.rollout.max_new_tokens
     lines = (
         describe_changes(options.preset or DEFAULT, config.rl, answer, settings),
-        describe_answer(config, settings),
+        describe_answer(config.rollout, config.model, settings),
     )
     for line in filter(None, lines):
         print(line, file=sys.stderr if options.json else sys.stdout)

@@ -161,7 +161,7 @@ def _prompts(config: EvalRunConfig, tell: Tell) -> tuple[list[Prompt], str]:
         config.data, config.rewards.answer_tag, train, partial(tokenizer.decode, special=True)
     ):
         tell(line)
-    sets = evaluation_sets(config, tokenizer, tell)
+    sets = evaluation_sets(config.data, config.evaluation, tokenizer, config.seed, longest, tell)
     try_rows(config, [*train, *(prompt for one in sets for prompt in one.prompts)])
     return train, in_words(sets, config.data)
 

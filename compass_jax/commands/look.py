@@ -43,10 +43,8 @@ def run_look(config: EvalRunConfig, most: int = 2, console: Console | None = Non
     tokenizer = load_tokenizer(config)
     report_once = unique_notices(line)
     prompts = train_prompts(config.data, tokenizer, config.seed, report_once)
-    sets = {
-        one.name: one.prompts
-        for one in evaluation_sets(config, tokenizer, report_once, keep_long=True)
-    }
+    settings = config.data, config.evaluation, tokenizer, config.seed
+    sets = {one.name: one.prompts for one in evaluation_sets(*settings, None, report_once)}
     splits = {"training": prompts, "held out": sets.pop(HELDOUT, []), **sets}
     for name, split in splits.items():
         labels = Counter(prompt.label for prompt in split)

@@ -11,14 +11,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, ClassVar, Literal, Self
 
-from compass_jax.config.data import FileSource
+from compass_jax.config.data import DataConfig, FileSource
 from compass_jax.config.distil import DistilConfig
 from compass_jax.config.errors import check
 from compass_jax.config.judge import EngineJudgeConfig, ScalarJudgeConfig
 from compass_jax.config.named import check_name, is_name
 from compass_jax.config.prepare import PrepareConfig
 from compass_jax.config.ranges import CountOrOff, Fraction, Name, Range, Section
-from compass_jax.config.run import RunConfig, ScoredConfig
+from compass_jax.config.rewards import RewardConfig
+from compass_jax.config.run import RunConfig
 from compass_jax.config.verifiers import VERDICT, Options
 
 REFERENCE = "stage:"
@@ -167,7 +168,7 @@ class _Training(BaseStage):
             f"start = {self.start!r} and run.init_from = {self.run.init_from!r:.200}: give one of"
             " the two",
         )
-        _check_no_directory(self.run)
+        _check_no_directory(self.run.run_dir)
 
     @property
     def started_run(self) -> RunConfig:
@@ -180,7 +181,7 @@ class _Training(BaseStage):
 
     def reads(self) -> Reads:
         """Yields the input files."""
-        yield from _files_of(self.run)
+        yield from _files_of(self.run.init_from, self.run.data, self.run.rewards)
 
     def filled(self, weights: Sequence[str], rows: Sequence[str]) -> Self:
         """Returns the stage with its empty settings filled."""
@@ -371,7 +372,7 @@ class Evaluate(BaseStage):
     """Stages whose weights are evaluated; none: every earlier stage that makes weights."""
 
     def _check(self, key: str) -> None:
-        _check_no_directory(self.run)
+        _check_no_directory(self.run.run_dir)
         check(
             self.run.data.evaluated,
             "run.data.eval_prompts = 0 and run.data.eval_sets is empty: there is nothing to"
@@ -384,7 +385,7 @@ class Evaluate(BaseStage):
 
     def reads(self) -> Reads:
         """Yields the input files."""
-        yield from _files_of(self.run)
+        yield from _files_of(self.run.init_from, self.run.data, self.run.rewards)
 
     def filled(self, weights: Sequence[str], rows: Sequence[str]) -> Self:
         """Returns the stage with its empty settings filled."""
@@ -429,22 +430,21 @@ Stage = (
 Run = Sft | Filter | TrainJudge | Rl | Evaluate  # the stages with a run's settings
 
 
-def _files_of(run: ScoredConfig) -> Reads:
+def _files_of(init_from: str, data: DataConfig, rewards: RewardConfig) -> Reads:
     """Yields the files that every run reads."""
-    folders = {"run.data.tokenizer": run.data.tokenizer, "run.init_from": run.init_from}
-    if isinstance(run.rewards.judge, EngineJudgeConfig | ScalarJudgeConfig):
-        folders["run.rewards.judge.weights"] = run.rewards.judge.weights
+    folders = {"run.data.tokenizer": data.tokenizer, "run.init_from": init_from}
+    if isinstance(rewards.judge, EngineJudgeConfig | ScalarJudgeConfig):
+        folders["run.rewards.judge.weights"] = rewards.judge.weights
     for key, path in folders.items():
         if path:
             yield key, path, True
-    for key, source in run.data.keyed_sources():  # SFT excludes their held-out questions
+    for key, source in data.keyed_sources():  # SFT excludes their held-out questions
         if isinstance(source, FileSource):
             yield f"run.{key}.path", source.path, False
 
 
-def _check_no_directory(run: ScoredConfig) -> None:
+def _check_no_directory(run_dir: str) -> None:
     check(
-        not run.run_dir,
-        f"run.run_dir = {run.run_dir!r:.200}: the pipeline gives each stage its folder; leave it"
-        " out",
+        not run_dir,
+        f"run.run_dir = {run_dir!r:.200}: the pipeline gives each stage its folder; leave it out",
     )

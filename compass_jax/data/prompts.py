@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from compass_jax.config import ConfigError, DataConfig, EvalRunConfig
+from compass_jax.config import ConfigError, DataConfig, EvalConfig
 from compass_jax.config.data import HELDOUT
 from compass_jax.data.files import DataError
 from compass_jax.data.questions import Question, Tell, at_most, evaluation_questions, questions
@@ -97,28 +97,28 @@ class PromptSet(NamedTuple):
 
 
 def evaluation_sets(
-    config: EvalRunConfig,
+    data: DataConfig,
+    defaults: EvalConfig,
     tokenizer: Tokenizer,
+    seed: int,
+    longest: int | None,
     tell: Tell = logger.warning,
-    keep_long: bool = False,
 ) -> list[PromptSet]:
     """Returns the evaluation sets of a run: the held-out prompts under the name HELDOUT, if any,
     then `data.eval_sets`.
 
-    Prompts that are too long are dropped or refused as in `fitting`, unless `keep_long`. Raises
-    DataError for a set without prompts; ConfigError if a set has the name of a label of held-out
-    prompts.
+    Prompts of more than `longest` tokens are dropped or refused as in `fitting` (None: kept).
+    Raises DataError for a set without prompts; ConfigError if a set has the name of a label of
+    held-out prompts.
     """
-    data, defaults = config.data, config.evaluation
 
     def fit(prompts: list[Prompt]) -> list[Prompt]:
-        longest = config.rollout.prompt_buckets[-1]
-        return prompts if keep_long else fitting(prompts, longest, data.overlong, tell)
+        return prompts if longest is None else fitting(prompts, longest, data.overlong, tell)
 
     sets: list[PromptSet] = []
-    if heldout := heldout_prompts(data, tokenizer, config.seed, tell):
+    if heldout := heldout_prompts(data, tokenizer, seed, tell):
         sets.append(PromptSet(HELDOUT, fit(heldout), defaults.k, defaults.temperature))
-    pool = questions(data, config.seed, tell) if data.eval_sets else []
+    pool = questions(data, seed, tell) if data.eval_sets else []
     for one, place in zip(data.eval_sets, data.set_places(), strict=True):
         if one.name in {prompt.label for prompt in heldout}:
             raise ConfigError(

@@ -120,7 +120,9 @@ def sft_examples(
     seen: set[str] = set()
     examples: list[SFTExample] = []
     bad = BadRows(config.sft.bad_rows == "skip", tell)
-    for row in chain(conversations(config, tell, bad), other_conversations(config, pool, tell)):
+    of_files = conversations(config.sft, config.data.system_prompt, tell, bad)
+    others = other_conversations(config.sft, config.data, config.rewards.answer_tag, pool, tell)
+    for row in chain(of_files, others):
         if matches := heldout_questions.intersection(asks(row)):
             counts["heldout"] += 1
             matched |= matches
@@ -188,16 +190,16 @@ def example_of(row: Conversation, tokenizer: Tokenizer) -> SFTExample:
 
 
 def conversations(
-    config: SFTRunConfig, tell: Tell, bad: OnBadRow = refuse
+    sft: SFTConfig, system_prompt: str, tell: Tell, bad: OnBadRow = refuse
 ) -> Iterator[Conversation]:
-    """Yields the conversations of `sft.files`. `tell` receives a line for each file with a detected
-    format, `bad` the DataError of a row that cannot be used.
+    """Yields the conversations of `sft.files`, which begin with `system_prompt`. `tell` receives a
+    line for each file with a detected format, `bad` the DataError of a row that cannot be used.
     """
-    for label, path in labelled_files(config.sft):
-        reading, fields = sft_reading(config.sft, path, tell)
+    for label, path in labelled_files(sft):
+        reading, fields = sft_reading(sft, path, tell)
         for where, row in read_rows(path, fields, BESIDE, bad):
             try:
-                yield conversation_of(reading, where, row, label, config.data.system_prompt)
+                yield conversation_of(reading, where, row, label, system_prompt)
             except DataError as error:
                 bad(error)
 
@@ -261,22 +263,21 @@ def taught(reading: Reading, where: str, row: JsonObject, system: str) -> tuple[
 
 
 def other_conversations(
-    config: SFTRunConfig, pool: Sequence[Question], tell: Tell
+    sft: SFTConfig, data: DataConfig, tag: str, pool: Sequence[Question], tell: Tell
 ) -> Iterator[Conversation]:
     """Yields the conversations from sources other than `sft.files`: a judge's verdicts on pairs in
     both orders; worked solutions, then bare answers, of the first training questions of each
-    configured label.
+    configured label. tag: of answers (rewards.answer_tag).
     """
-    for pattern in config.sft.preferences:
-        label = label_among(pattern, dict(config.sft.weights))
+    for pattern in sft.preferences:
+        label = label_among(pattern, dict(sft.weights))
         for one in asked_in_both_orders(pattern, training_files):
             messages = [*one.messages, {"role": "assistant", "content": one.taught}]
             yield Conversation(one.pair.where, label, messages, asks=one.pair.question)
-    tag = config.rewards.answer_tag
     for key in ("procedural", "answers"):
-        for i, (label, count, times) in enumerate(getattr(config.sft, key)):
+        for i, (label, count, times) in enumerate(getattr(sft, key)):
             where = f"sft.{key}[{i}] ({label!r})"
-            _check_label(config.data, label, where, worked=key == "procedural")
+            _check_label(data, label, where, worked=key == "procedural")
             of_label = (x for x in pool if x.label == label and x.entry and not x.heldout)
             chosen = list(islice(of_label, count))
             if len(chosen) < count:
@@ -284,7 +285,7 @@ def other_conversations(
                 tell(f"{where}: {available}, {count} were asked for")
             for question in chosen:
                 solution = f"<{tag}>{question.answer}</{tag}>" if tag else question.answer
-                source = config.data.sources[question.source]
+                source = data.sources[question.source]
                 assert isinstance(source, ProceduralSource) and question.entry
                 if key == "procedural":
                     solution = worked_solution(source.dataset, question.entry)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from compass_jax.aliases import Json, JsonObject
-from compass_jax.config import SFTConfig, SFTRunConfig
+from compass_jax.config import DataConfig, SFTConfig, SFTRunConfig
 from compass_jax.data.files import CODECS, BadRows, DataError, FileRows, Raw, row_of
 from compass_jax.data.questions import Tell, heldout_texts, questions, sets_not_counted
 from compass_jax.data.sft import (
@@ -197,9 +197,13 @@ class StreamedExamples:
             tell(line)
         self._tokenizer, self._longest = tokenizer, config.sft.buckets[-1]
         self.bad = BadRows(config.sft.bad_rows == "skip", tell)
-        parts = [_file(config, label, path, tell) for label, path in labelled_files(config.sft)]
+        parts = [
+            _file(config.sft, config.data, label, path, tell)
+            for label, path in labelled_files(config.sft)
+        ]
         listed: dict[str, list[Conversation]] = {}
-        for row in other_conversations(config, pool, tell):
+        tag = config.rewards.answer_tag
+        for row in other_conversations(config.sft, config.data, tag, pool, tell):
             listed.setdefault(row.label, []).extend([row] * row.times)
         for label, rows in listed.items():
             content = json.dumps([[row.messages, list(row.tools)] for row in rows], default=str)
@@ -240,14 +244,14 @@ class StreamedExamples:
         return LeftOut(TOO_LONG) if example.longest > self._longest else example
 
 
-def _file(config: SFTRunConfig, label: str, path: str, tell: Tell) -> _Part:
-    reading, fields = sft_reading(config.sft, path, tell)
-    rows = FileRows(path, fields, BESIDE, config.data.cache)
+def _file(sft: SFTConfig, data: DataConfig, label: str, path: str, tell: Tell) -> _Part:
+    reading, fields = sft_reading(sft, path, tell)
+    rows = FileRows(path, fields, BESIDE, data.cache)
 
     def read(placed: tuple[str, Raw]) -> Conversation | None:
         row = row_of(*placed, fields)
         if row is None:
             return None
-        return conversation_of(reading, placed[0], row, label, config.data.system_prompt)
+        return conversation_of(reading, placed[0], row, label, data.system_prompt)
 
     return _Part(label, rows, rows.key, read)

@@ -20,10 +20,10 @@ from compass_jax.aliases import JsonObject, Tree
 from compass_jax.config import (
     ConfigError,
     DataConfig,
+    EvalConfig,
     EvalRunConfig,
     PolicyConfig,
     RewardConfig,
-    RLRunConfig,
     RolloutConfig,
 )
 from compass_jax.config.data import HELDOUT
@@ -123,15 +123,17 @@ def turns_of(tokenizer: Tokenizer, config: RolloutConfig) -> Turns:
     )
 
 
-def evaluation_uses(config: EvalRunConfig) -> list[EngineWorkload]:
+def evaluation_uses(
+    e: EvalConfig, data: DataConfig, rollout: RolloutConfig
+) -> list[EngineWorkload]:
     """Returns an evaluation's workloads on the engine, for the held-out prompts and each set: k
     samples of each prompt, then one greedy answer. Duplicates are merged.
     """
-    e, goes_on = config.evaluation, config.rollout.cache_pages > 0 or talks(config.data)
-    sampling = [(e.k, e.temperature)] if config.data.eval_prompts else []
+    goes_on = rollout.cache_pages > 0 or talks(data)
+    sampling = [(e.k, e.temperature)] if data.eval_prompts else []
     sampling += [
         (one.k or e.k, e.temperature if one.temperature is None else one.temperature)
-        for one in config.data.eval_sets
+        for one in data.eval_sets
     ]
     uses = [
         EngineWorkload("evaluation", k, (Sampler(temperature, e.top_k, e.top_p),), goes_on=goes_on)
@@ -199,25 +201,16 @@ def count_answers(sets: Sequence[PromptSet]) -> int:
     return sum(len(one.prompts) * (one.k + 1) for one in sets)
 
 
-def start_sets(sets: Sequence[PromptSet], config: RLRunConfig) -> list[PromptSet]:
+def start_sets(sets: Sequence[PromptSet], most: int | None, answers: int) -> list[PromptSet]:
     """Returns the sets that are evaluated before the first step: evenly chosen prompts of each, at
-    most evaluation.start_prompts, or so few that they have at most the answers of a step.
+    most `most` (evaluation.start_prompts), or so few that they have at most `answers` answers.
     """
-    share, most = 1.0, config.evaluation.start_prompts
-    if most is None:
-        of_step = config.rl.prompts_per_step * config.rl.group_size
-        share = min(of_step / max(count_answers(sets), 1), 1.0)
-    return [_evenly(one, most or max(int(len(one.prompts) * share), 1)) for one in sets]
+    share = min(answers / max(count_answers(sets), 1), 1.0) if most is None else 1.0
+    return [evenly(one, most or max(int(len(one.prompts) * share), 1)) for one in sets]
 
 
-def interim_sets(sets: Sequence[PromptSet], config: RLRunConfig) -> list[PromptSet]:
-    """Returns the sets that are evaluated between steps: at most evaluation.prompts of each, evenly
-    chosen.
-    """
-    return [_evenly(one, config.evaluation.prompts or len(one.prompts)) for one in sets]
-
-
-def _evenly(one: PromptSet, most: int) -> PromptSet:
+def evenly(one: PromptSet, most: int) -> PromptSet:
+    """Returns the set with at most `most` of its prompts, evenly chosen."""
     count = min(len(one.prompts), most)
     places = [i * len(one.prompts) // count for i in range(count)]
     return one._replace(prompts=[one.prompts[i] for i in places])
@@ -331,7 +324,9 @@ class Evaluator:
         config = self.config
         if self._loaded is None:
             engine, decode, tokenizer = decoder_of(config, weights)
-            self._loaded = engine, evaluation_sets(config, tokenizer, self.say_once), tokenizer
+            longest = config.rollout.prompt_buckets[-1]
+            settings = config.data, config.evaluation, tokenizer, config.seed, longest
+            self._loaded = engine, evaluation_sets(*settings, self.say_once), tokenizer
         else:
             decode = decoding_weights(config, weights, self._loaded[0])
         engine, sets, tokenizer = self._loaded
@@ -347,7 +342,7 @@ class Evaluator:
             )
         if out is not None and is_main_process():
             with FolderLock(out) as lock:
-                write_evaluation(lock.path, evaluation, rows, config, weights)
+                write_evaluation(lock.path, summary_of(evaluation, config, weights), rows)
             self.say_once(
                 f"{len(rows)} prompts with their answers: {out}/{ANSWERS}; accuracies: {SUMMARY}"
             )

@@ -57,16 +57,11 @@ def _plain(value: Json) -> Tree:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def write_evaluation(
-    folder: Path,
-    evaluation: Evaluation,
-    rows: Sequence[JsonObject],
-    config: EvalRunConfig,
-    weights: str,
-) -> None:
-    """Writes answers.jsonl (of `answer_rows`) and summary.json into an existing folder."""
+def write_evaluation(folder: Path, summary: JsonObject, rows: Sequence[JsonObject]) -> None:
+    """Writes answers.jsonl (of `answer_rows`) and summary.json (`summary_of`) into an existing
+    folder.
+    """
     write_atomically(folder / ANSWERS, "".join(json.dumps(row) + "\n" for row in rows))
-    summary = summary_of(evaluation, config, weights)
     write_atomically(folder / SUMMARY, json.dumps(summary, indent=2) + "\n")
 
 

@@ -9,8 +9,8 @@ from compass_jax.config import (
     ComputeConfig,
     MeshConfig,
     ModelConfig,
-    PolicyConfig,
     RLRunConfig,
+    RolloutConfig,
     UpdatesConfig,
 )
 from compass_jax.memory import bytes_per_device
@@ -120,9 +120,10 @@ def advice(
     changes: list[tuple[float, Change]] = []
     sizes = {**parts, "temporary": 0 if memory is None else memory.temporary + memory.results}
     if program.split()[0] in (*ROLLOUT, "hand-over"):
-        changes += _of_rollout(config, sizes, program)
+        mesh = config.rollout_mesh or config.mesh
+        changes += _of_rollout(config.rollout, config.mesh, mesh, sizes, program)
     else:
-        changes += _of_training(config, sizes)
+        changes += _of_training(config.model, config.compute, config.rl, config.mesh, sizes)
     if "state" not in parts:  # of a sampler
         return [change for _, change in sorted(changes, key=lambda x: -x[0])]
     halves, mesh = "parameters and moments in parts of half the size", config.mesh
@@ -134,14 +135,13 @@ def advice(
 
 
 def _of_rollout(
-    config: PolicyConfig, sizes: dict[str, int], program: str
+    rollout: RolloutConfig,
+    mesh: MeshConfig,
+    rollout_mesh: MeshConfig,
+    sizes: dict[str, int],
+    program: str,
 ) -> list[tuple[float, Change]]:
-    rollout, slots, mesh, rollout_mesh = (
-        config.rollout,
-        sizes.get("slots", 0),
-        config.mesh,
-        config.rollout_mesh or config.mesh,
-    )
+    slots = sizes.get("slots", 0)
     if (
         program == "hand-over"
         and rollout_mesh.expert != mesh.expert
@@ -172,18 +172,23 @@ def keeps_attention(compute: ComputeConfig, model: ModelConfig) -> bool:
     return compute.remat and not compute.remat_attention and is_kernel
 
 
-def _of_training(config: RLRunConfig, sizes: dict[str, int]) -> list[tuple[float, Change]]:
-    compute, temporary = config.compute, sizes["temporary"]
-    changes = []
+def _of_training(
+    model: ModelConfig,
+    compute: ComputeConfig,
+    updates: UpdatesConfig,
+    mesh: MeshConfig,
+    sizes: dict[str, int],
+) -> list[tuple[float, Change]]:
+    changes, temporary = [], sizes["temporary"]
     if not compute.remat:
         why = "layers are computed again in the backward pass, not kept"
         changes.append((0.9, Change("compute.remat", "True", why)))
-    elif keeps_attention(compute, config.model):
+    elif keeps_attention(compute, model):
         why = "attention is computed again in the backward pass, not kept"
         changes.append((0.4, Change("compute.remat_attention", "True", why)))
-    if shorter := _fewer_tokens(config.rl, config.mesh):
+    if shorter := _fewer_tokens(updates, mesh):
         changes.append((0.5, shorter))
-    if config.model.moe is not None and (not compute.moe_chunk or compute.moe_chunk >= 1024):
+    if model.moe is not None and (not compute.moe_chunk or compute.moe_chunk >= 1024):
         share, chunk = (0.6, compute.moe_chunk // 4) if compute.moe_chunk else (0.8, 4096)
         why = "fewer tokens go through the experts at once"
         changes.append((share, Change("compute.moe_chunk", str(chunk), why)))

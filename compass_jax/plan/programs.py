@@ -120,7 +120,9 @@ def run_programs(
         sync = sync_program(*arguments, placement=engine.placement, layout=layout)
         yield sync
         use = training_use(engine, config.rl.sampling, talks(config.data))
-        yield from sampling_programs(engine, sync, (use, *evaluation_uses(config)))
+        yield from sampling_programs(
+            engine, sync, (use, *evaluation_uses(config.evaluation, config.data, config.rollout))
+        )
     yield from training_programs(config.learner, model, state, params)
 
 
@@ -136,7 +138,9 @@ def sampler_programs(config: RLRunConfig, engine: Engine, sync: Program) -> Iter
         rows_together=0,
         goes_on=use.goes_on or not config.samplers.lockstep,
     )
-    yield from sampling_programs(engine, sync, (use, *evaluation_uses(config)))
+    yield from sampling_programs(
+        engine, sync, (use, *evaluation_uses(config.evaluation, config.data, config.rollout))
+    )
 
 
 def planned(programs: Iterator[Program]) -> list[Program]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rich.console import Console
 
 from compass_jax.aliases import JsonObject, Tree
-from compass_jax.config import ConfigError, MeshConfig, RLRunConfig
+from compass_jax.config import ComputeConfig, ConfigError, MeshConfig, RLRunConfig
 from compass_jax.model.flops import active_params, attention_flops, forward_flops
 from compass_jax.model.params import param_count
 from compass_jax.plan.bound import bound_of
@@ -125,7 +125,7 @@ def search(config: RLRunConfig, topology: str, count: int, console: Console) -> 
     )
     rows = []
     for x in likely:
-        console.print(f"compiling {_named(x.config)}")
+        console.print(f"compiling {_named(x.config.mesh, x.config.compute)}")
         rows.append(_compiled(x.config, devices, limit))
     rows.sort(key=lambda row: (row["fits"] != "yes", row["s / Mtoken"]))
     if rows:
@@ -139,15 +139,15 @@ def search(config: RLRunConfig, topology: str, count: int, console: Console) -> 
     return rows
 
 
-def _named(config: RLRunConfig) -> str:
-    mesh = " ".join(f"{name} {n}" for name, n in dataclasses.asdict(config.mesh).items() if n > 1)
-    remat = "remat" if config.compute.remat else "no remat"
-    return f"{mesh}, {remat}{' of attention, too' * config.compute.remat_attention}"
+def _named(mesh: MeshConfig, compute: ComputeConfig) -> str:
+    sizes = " ".join(f"{name} {n}" for name, n in dataclasses.asdict(mesh).items() if n > 1)
+    remat = "remat" if compute.remat else "no remat"
+    return f"{sizes}, {remat}{' of attention, too' * compute.remat_attention}"
 
 
 def _compiled(config: RLRunConfig, devices: list[Tree], limit: float) -> JsonObject:
     length = config.rl.longest_row
-    row: JsonObject = {"layout": _named(config)}
+    row: JsonObject = {"layout": _named(config.mesh, config.compute)}
     row |= {"fits": "no", "GiB per device": math.inf, "s / Mtoken": math.inf, "by": ""}
     try:
         step = Step(config, devices)

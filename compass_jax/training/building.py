@@ -76,7 +76,12 @@ class Building:
         check_drafts(config.rl)
         self.config: RunConfig = at_step(config, self.done)
         self.rl = self.config.rl
-        check_held_groups(self.config, self.rl)
+        check_held_groups(
+            self.config.model,
+            self.config.rollout,
+            self.rl,
+            self.config.rollout_mesh or self.config.mesh,
+        )
         self.scorer, self.run_state, self.telemetry = scorer, run_state, telemetry
         self.printed, self.pool, self.transport = printed, pool, transport
         self.open_engine = open_engine
@@ -161,7 +166,9 @@ class Building:
         prompts = train_prompts(config.data, self.tokenizer, config.seed, tell)
         prompts = fitting(prompts, longest, config.data.overlong, tell)
         prompts, filter_tokens, measured = kept_prompts(prompts, config.data.keep_file)
-        evaluated = evaluation_sets(config, self.tokenizer, tell)
+        evaluated = evaluation_sets(
+            config.data, config.evaluation, self.tokenizer, config.seed, longest, tell
+        )
         heldout = (prompt for one in evaluated for prompt in one.prompts)
         check_rows(self.scorer, config.data, [*prompts, *heldout])
         if self.rl.drafts is not None:

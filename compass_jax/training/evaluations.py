@@ -13,8 +13,8 @@ from compass_jax.config.data import HELDOUT
 from compass_jax.data.prompts import PromptSet
 from compass_jax.distributed import is_main_process
 from compass_jax.experience.accuracy import Evaluation
-from compass_jax.experience.evaluate import count_answers, evaluate, interim_sets, start_sets
-from compass_jax.experience.evaluated import answer_rows, write_evaluation
+from compass_jax.experience.evaluate import count_answers, evaluate, evenly, start_sets
+from compass_jax.experience.evaluated import answer_rows, summary_of, write_evaluation
 from compass_jax.records import Group
 from compass_jax.runs.rundir import (
     EVALUATION,
@@ -65,7 +65,9 @@ class Evaluations:
         done = self._trainer.done_steps
         if not self._sets or not self._config.evaluation.start or done:
             return
-        evaluated = self._evaluate(start_sets(self._sets, self._config), warns=False)
+        rl, most = self._config.rl, self._config.evaluation.start_prompts
+        chosen = start_sets(self._sets, most, rl.prompts_per_step * rl.group_size)
+        evaluated = self._evaluate(chosen, warns=False)
         self._telemetry.note(f"before the first step, {evaluated.result.line()}")
         if line := start_in_words(self._sets, evaluated.result):
             self._telemetry.note(line)
@@ -81,7 +83,8 @@ class Evaluations:
         due = step in self._config.evaluation.at or (every and step % every == 0)
         if not self._sets or not due:
             return {}
-        evaluated = self._evaluate(interim_sets(self._sets, self._config))
+        most = self._config.evaluation.prompts
+        evaluated = self._evaluate([evenly(x, most or len(x.prompts)) for x in self._sets])
         self._telemetry.note(f"step {step}, {evaluated.result.line()}")
         self._trainer.hooks.call(Hook.on_evaluation, step, evaluated.rewards())
         return evaluated.result.metrics()
@@ -141,7 +144,8 @@ class Evaluations:
             folder = Path(self._config.directory) / name
             folder.mkdir(exist_ok=True)
             weights = f"{self._config.directory}, step {evaluated.step}"
-            write_evaluation(folder, evaluated.result, evaluated.rows, self._config, weights)
+            summary = summary_of(evaluated.result, self._config, weights)
+            write_evaluation(folder, summary, evaluated.rows)
 
 
 def start_in_words(sets: Sequence[PromptSet], result: Evaluation) -> str:

@@ -146,7 +146,7 @@ def test_sft_reads_what_is_written(prompts, tmp_path):
     config = RunConfig(
         "sft", tiny_run().model, sft=SFTConfig(files=(str(tmp_path / "out" / "train.jsonl"),))
     )
-    examples = list(conversations(config, print))
+    examples = list(conversations(config.sft, config.data.system_prompt, print))
     assert len(examples) == 3 and examples[0].messages[-1]["content"].startswith("<think>")
 
 

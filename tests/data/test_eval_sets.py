@@ -41,6 +41,15 @@ def with_data(**changes):
     return replace(config, data=replace(config.data, **changes))
 
 
+def sets_of(config, tokenizer, tell):
+    longest = config.rollout.prompt_buckets[-1]
+    return evaluation_sets(config.data, config.evaluation, tokenizer, config.seed, longest, tell)
+
+
+def uses_of(config):
+    return evaluation_uses(config.evaluation, config.data, config.rollout)
+
+
 def test_a_set_is_beside_the_held_out_prompts_and_not_trained_on(tmp_path, tokenizer):
     """The set has two of the twenty training questions, one of them with other white space."""
     train = rows(tmp_path / "train.jsonl", [f"question  number {i}" for i in range(20)])
@@ -62,7 +71,7 @@ def test_a_set_is_beside_the_held_out_prompts_and_not_trained_on(tmp_path, token
     before = train_prompts(plain.data, tokenizer, 0, print)
     assert next(p for p in before if p.question not in set_texts).id == prompts[0].id
     assert {p.question for p in before} - {p.question for p in prompts} == set_texts - heldout_texts
-    heldout, own_set = evaluation_sets(config, tokenizer, tell)
+    heldout, own_set = sets_of(config, tokenizer, tell)
     assert {p.question for p in heldout.prompts} == heldout_texts and heldout.name == "heldout"
     assert [p.id for p in heldout.prompts] == [
         p.id for p in heldout_prompts(plain.data, tokenizer, 0, print)
@@ -88,7 +97,7 @@ def test_a_capped_set_takes_no_more_from_the_training_than_it_asks(tmp_path, tok
     capped = EvalSet("sums", (replace(source, label="other"),), prompts=5)
     data = DataConfig(sources=(source,), heldout_frac=0.0, eval_prompts=0, eval_sets=(capped,))
     assert len(train_prompts(data, tokenizer, 0, print)) == 35
-    (only,) = evaluation_sets(replace(tiny_run(), data=data), tokenizer, print)
+    (only,) = sets_of(replace(tiny_run(), data=data), tokenizer, print)
     assert (only.name, len(only.prompts), only.k, only.temperature) == ("sums", 5, 2, 1.0)
     with pytest.raises(DataError, match=r"no training prompts.*or all are evaluated on"):
         train_prompts(replace(data, eval_sets=(replace(capped, prompts=0),)), tokenizer, 0, print)
@@ -134,10 +143,10 @@ def test_each_set_has_its_own_k_and_temperature_and_the_plan_knows_them():
         EvalSet("c", source, k=8, temperature=0.6),
     )
     config = with_data(eval_sets=sets)
-    uses = [(use.samples, use.samplers) for use in evaluation_uses(config)]
+    uses = [(use.samples, use.samplers) for use in uses_of(config)]
     assert uses == [(2, (Sampler(1.0),)), (8, (Sampler(0.6),)), (1, (Sampler(0.0),))]
     assert config_from_json(config_to_json(config)) == config
-    assert evaluation_uses(with_data(eval_prompts=0)) == []
+    assert uses_of(with_data(eval_prompts=0)) == []
 
 
 SOURCE = (ProceduralSource("chain_sum", size=5),)
@@ -165,9 +174,8 @@ def test_a_set_that_cannot_be_used_is_named(sets, message):
 
 def test_files_of_a_set_that_cannot_be_used_are_named(tmp_path, tokenizer):
     def sets(source, name="own", **data):
-        return evaluation_sets(
-            with_data(eval_sets=(EvalSet(name, (source,)),), **data), tokenizer, print
-        )
+        config = with_data(eval_sets=(EvalSet(name, (source,)),), **data)
+        return sets_of(config, tokenizer, print)
 
     (tmp_path / "odd.jsonl").write_text('{"text": "a"}\n')
     with pytest.raises(DataError, match=r"odd\.jsonl, line 1: these columns are of no known kind"):

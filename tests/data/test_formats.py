@@ -67,10 +67,17 @@ def write(path, rows):
     return str(path)
 
 
-def sft(*files, data=None, **fields):
+def sft_run(*files, data=None, **fields):
+    """Returns the configuration of SFT on these files."""
     model = ModelConfig("qwen3", 300, 16, 1, 2, 1, 8, 32)
     sft = SFTConfig(files=files, **fields)
     return RunConfig("test", model, data=data or DataConfig(), sft=sft)
+
+
+def sft(*files, **fields):
+    """Returns the settings of SFT on these files, and the system prompt."""
+    config = sft_run(*files, **fields)
+    return config.sft, config.data.system_prompt
 
 
 @pytest.mark.parametrize("name", ROWS)
@@ -94,7 +101,7 @@ def test_each_format_asks_and_compares_with_the_same(tmp_path, name, ending):
 def test_each_format_teaches_the_same_conversation(tmp_path, name, ending):
     row, _, notice = ROWS[name]
     notices = []
-    (conversation,) = conversations(sft(write(tmp_path / f"rows{ending}", [row])), notices.append)
+    (conversation,) = conversations(*sft(write(tmp_path / f"rows{ending}", [row])), notices.append)
     assert notices == [f"rows{ending}: {notice}"]
     assert conversation.messages == TURNS and conversation.label == "rows"
 
@@ -104,7 +111,7 @@ def test_sharegpt_has_a_system_and_tools_beside_its_turns_and_a_tool_observes(tm
     seen = {"from": "observation", "value": "24 in May"}
     row = {"conversations": [*SPOKEN, seen, *SPOKEN], "system": "S", "tools": json.dumps([tool])}
     path = write(tmp_path / "rows.jsonl", [row])
-    (conversation,) = conversations(sft(path), print)
+    (conversation,) = conversations(*sft(path), print)
     roles = ["system", "user", "assistant", "tool", "user", "assistant"]
     assert [m["role"] for m in conversation.messages] == roles and conversation.tools == [tool]
     (question,) = questions(DataConfig(sources=(FileSource(path),)), 0, print)
@@ -118,11 +125,11 @@ def test_a_prompt_is_learnt_as_it_is_asked_in_rl(tmp_path):
     """
     data = DataConfig(system_prompt="Be brief.")
     path = write(tmp_path / "rows.jsonl", [ROWS["gsm8k"][0]])
-    (conversation,) = conversations(sft(path, data=data), print)
+    (conversation,) = conversations(*sft(path, data=data), print)
     (question,) = questions(DataConfig((FileSource(path),), system_prompt="Be brief."), 0, print)
     assert tuple(conversation.messages[:-1]) == question.messages
     path = write(tmp_path / "chats.jsonl", [ROWS["openai"][0]])
-    (conversation,) = conversations(sft(path, data=data), print)
+    (conversation,) = conversations(*sft(path, data=data), print)
     assert conversation.messages == TURNS
 
 
@@ -149,10 +156,10 @@ def test_settings_win_over_the_columns(tmp_path):
         ({"response_field": "completion"}, "2"),
         ({"prompt_field": "mine.q", "response_field": "answer"}, "1"),
     ):
-        (result,) = conversations(sft(path, **fields), notices.append)
+        (result,) = conversations(*sft(path, **fields), notices.append)
         assert result.messages[-1] == {"role": "assistant", "content": response}
     path = write(tmp_path / "own.parquet", [{"chat": SPOKEN}])
-    (result,) = conversations(sft(path, prompt_field="chat", response_field=""), notices.append)
+    (result,) = conversations(*sft(path, prompt_field="chat", response_field=""), notices.append)
     assert result.messages == TURNS
     assert notices == []
 
@@ -198,7 +205,7 @@ def test_a_pattern_reads_its_files_by_name_and_a_source_says_its_kind_of_each(tm
     pool = questions(DataConfig(sources=(FileSource(pattern),)), 0, notices.append)
     assert [q.answer for q in pool] == ["0", "1", "2"] and {q.label for q in pool} == {"train"}
     assert notices == [f"train-{n:05d}.jsonl: GSM8K rows: question, answer" for n in range(3)]
-    assert len(list(conversations(sft(pattern), notices.append))) == 3
+    assert len(list(conversations(*sft(pattern), notices.append))) == 3
     with pytest.raises(DataError, match=r"gone-\*\.jsonl does not exist: no file fits"):
         files_of(f"{tmp_path}/gone-*.jsonl")
     odd = tmp_path / "a[1].jsonl"
@@ -301,7 +308,7 @@ def test_rows_that_cannot_be_used_are_named_with_their_place(tmp_path, rows, mes
 def test_rows_that_teach_nothing_are_named_with_their_place(tmp_path, rows, message):
     path = write(tmp_path / "rows.jsonl", rows)
     with pytest.raises(DataError, match=message):
-        list(conversations(sft(path), print))
+        list(conversations(*sft(path), print))
 
 
 def test_of_a_parquet_struct_only_the_field_that_is_named_is_read(tmp_path):

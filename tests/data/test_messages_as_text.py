@@ -33,7 +33,7 @@ def asked(tmp_path, row, ending=".jsonl"):
 
 
 def taught(tmp_path, row):
-    (conversation,) = conversations(sft(write(tmp_path / "rows.jsonl", [row])), lambda line: None)
+    (conversation,) = conversations(*sft(write(tmp_path / "rows.jsonl", [row])), lambda line: None)
     return conversation
 
 

@@ -128,7 +128,8 @@ def test_rows_are_the_same_conversations_in_both_formats(tmp_path, shape):
     by_file = []
     for path in write_both(tmp_path / "rows", rows):
         config = RunConfig("rows", MODEL, sft=SFTConfig(files=(path,)))
-        by_file.append([(x.messages, x.tools) for x in conversations(config, print)])
+        found = conversations(config.sft, config.data.system_prompt, print)
+        by_file.append([(x.messages, x.tools) for x in found])
     assert by_file[0] == by_file[1]
 
 

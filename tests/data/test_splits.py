@@ -165,7 +165,7 @@ def test_sft_learns_the_training_files_alone(tmp_path):
         (tmp_path / f"{split}.jsonl").write_text(text)
     for path, count in ((tmp_path, 6), (tmp_path / "test.jsonl", 2)):
         config = RunConfig("sft", MODEL, sft=SFTConfig(files=(str(path),)))
-        assert len(list(conversations(config, print))) == count
+        assert len(list(conversations(config.sft, config.data.system_prompt, print))) == count
     run, notices = tiny_run(), []
     config = RunConfig("sft", run.model, data=run.data, sft=SFTConfig(files=(str(tmp_path),)))
     assert sft_examples(config, load_tokenizer(config), notices.append)[1]["examples"] == 6

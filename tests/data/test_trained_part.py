@@ -6,7 +6,7 @@ import json
 
 import pytest
 from published_templates import FAMILIES, write_folder
-from test_formats import sft, write
+from test_formats import sft, sft_run, write
 from test_published_templates import ASKED, CALL, RESULT, SAID, TOOL, spans
 
 from compass_jax.config import DataConfig, FileSource
@@ -49,7 +49,7 @@ def tokenizers(tmp_path_factory):
 
 
 def examples_of(tmp_path, row, tokenizer, **fields):
-    config = sft(write(tmp_path / "rows.jsonl", [row]), buckets=(1024,), **fields)
+    config = sft_run(write(tmp_path / "rows.jsonl", [row]), buckets=(1024,), **fields)
     return sft_examples(config, tokenizer, lambda line: None)[0]
 
 
@@ -105,7 +105,7 @@ def test_named_columns_and_rows_by_record_are_the_same(tmp_path, tokenizers):
     fields = {"prompt_field": "talk", "response_field": "reply"}
     (example,) = examples_of(tmp_path, row, tokenizers["qwen2_5"], **fields)
     path = str(tmp_path / "rows.jsonl")
-    config = sft(
+    config = sft_run(
         path, buckets=(1024,), reading="record", data=DataConfig(cache=str(tmp_path)), **fields
     )
     records, _ = sft_records(config, tokenizers["qwen2_5"], lambda line: None)
@@ -123,7 +123,7 @@ def test_named_columns_and_rows_by_record_are_the_same(tmp_path, tokenizers):
 )
 def test_a_response_that_is_none_is_refused(tmp_path, row, reason):
     with pytest.raises(DataError, match=rf"line 1.*{reason}"):
-        list(conversations(sft(write(tmp_path / "rows.jsonl", [row])), lambda line: None))
+        list(conversations(*sft(write(tmp_path / "rows.jsonl", [row])), lambda line: None))
 
 
 def test_an_empty_turn_of_the_prompt_is_context(tmp_path, tokenizers):

@@ -3,9 +3,7 @@
 import itertools
 
 import pytest
-from evolve import evolve
 from tiny import make_prompt
-from tiny_run import tiny_run
 
 from compass_jax.data.prompts import PromptSet
 from compass_jax.experience.evaluate import count_answers, start_sets
@@ -20,11 +18,6 @@ def sets_of(*sizes, k=4):
     ]
 
 
-def config_of(prompts=16, group=4, **evaluation):
-    rl = {"prompts_per_step": prompts, "group_size": group}
-    return evolve(tiny_run(), rl=rl, evaluation=evaluation)
-
-
 @pytest.mark.parametrize(
     ("sizes", "counts"),
     [
@@ -37,7 +30,7 @@ def config_of(prompts=16, group=4, **evaluation):
 )
 def test_the_sets_shrink_alike_to_the_answers_of_a_step(sizes, counts):
     sets = sets_of(*sizes)
-    chosen = start_sets(sets, config_of())
+    chosen = start_sets(sets, None, 64)
     assert [len(one.prompts) for one in chosen] == counts
     assert count_answers(chosen) <= 16 * 4 + 5 * (len(sizes) - 1)
     for one, whole in zip(chosen, sets, strict=True):
@@ -46,12 +39,12 @@ def test_the_sets_shrink_alike_to_the_answers_of_a_step(sizes, counts):
         # evenly, since prompts come in the order of their sources
         gaps = {b - a for a, b in itertools.pairwise(places)}
         assert not gaps or max(gaps) - min(gaps) <= 1
-    assert start_sets(sets, config_of()) == chosen
+    assert start_sets(sets, None, 64) == chosen
 
 
 def test_the_number_can_be_set():
     sets = sets_of(246, 30)
-    assert start_sets(sets, config_of(start_prompts=480)) == sets
-    chosen = start_sets(sets, config_of(start_prompts=40))
+    assert start_sets(sets, 480, 64) == sets
+    chosen = start_sets(sets, 40, 64)
     assert [len(one.prompts) for one in chosen] == [40, 30]
-    assert start_sets([], config_of()) == []
+    assert start_sets([], None, 64) == []

@@ -107,7 +107,7 @@ def test_a_configuration_from_files_knows_the_lengths_of_a_sample(tmp_path, monk
     monkeypatch.setattr(streamed, "LARGE_BYTES", 0)
     monkeypatch.setattr(from_files, "SAMPLED", 8)
     config = configured(tmp_path, rows(tmp_path / "rows.jsonl", 16), reading="auto")
-    lines, tokenizer = [], from_files._tokenizer(config)
+    lines, tokenizer = [], from_files._tokenizer(config.data, config.model)
     fitted = from_files._fit_sft(config, tokenizer, lines.append)
     assert fitted.batch == 8 and 16 <= fitted.buckets[-1] <= 64
     assert lines == []  # the user has set the buckets
