@@ -121,8 +121,8 @@ def sft_examples(
     examples: list[SFTExample] = []
     bad = BadRows(config.sft.bad_rows == "skip", tell)
     of_files = conversations(config.sft, config.data.system_prompt, tell, bad)
-    others = other_conversations(config.sft, config.data, config.rewards.answer_tag, pool, tell)
-    for row in chain(of_files, others):
+    other_rows = other_conversations(config.sft, config.data, config.rewards.answer_tag, pool, tell)
+    for row in chain(of_files, other_rows):
         if matches := heldout_questions.intersection(asks(row)):
             counts["heldout"] += 1
             matched |= matches

@@ -230,6 +230,8 @@ mismatch/logp_abs_diff [nats]: Mean distance of a token's log-prob in the rollou
     of samples drawn at the training's temperature; like its neighbours over the responses that are
     scored, which are a micro-batch and the logged ones of those without a backward pass.
 mismatch/kl_k3 [nats]: KL divergence of the training from the rollout, k3 estimate.
+mismatch/unknown_frac [share]: Tokens for which the sampler gave no log-prob; training's stands in
+    for it, so that they have no mismatch.
 mismatch/extreme_frac [share]: Tokens whose probabilities in rollout and training differ by a factor
     above 2.
 mismatch/ess [share]: Effective sample size of the importance weights over the number of tokens.
