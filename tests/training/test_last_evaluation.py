@@ -73,7 +73,8 @@ def test_each_weights_are_evaluated_once(tmp_path, monkeypatch, every, prompts, 
     lines: list[str] = []
     trainer = Trainer(config, lines.append)
     monkeypatch.setattr(evaluations, "evaluate", trainer.evaluate)
-    monkeypatch.setattr(evaluations, "write_evaluation", lambda *_: None)
+    for name in ("summary_of", "write_evaluation"):
+        monkeypatch.setattr(evaluations, name, lambda *_: None)
     monkeypatch.setattr(evaluations, "start_in_words", lambda sets, result: "")
     steps = rl._run_steps(trainer, trainer.steps(), never_stop)
     with pytest.raises(StopIteration) as end:
