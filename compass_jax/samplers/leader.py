@@ -28,7 +28,7 @@ from compass_jax.samplers.requests import COLUMNS, work
 if TYPE_CHECKING:
     from compass_jax.samplers.pool import Pool
 
-MOST_BROKEN = 5  # broken messages of samplers, one after the other
+MOST_BROKEN = 5  # broken results of samplers before the first sound ones
 IDLE_S = 0.5  # between events while nothing happens, so that a rollout can look for a stop
 STOPPED = (
     "the run was asked to stop while it waited for samplers, of which none is there: the same"
@@ -80,7 +80,7 @@ class Leader:
         self._job: JsonObject = {}
         self._aborting: set[int] = set()  # samplers whose answer is awaited
         self._payloads: dict[int, list[Message]] = {}  # process -> its payloads to exchange
-        self._broken = 0  # number of broken messages since the last results
+        self._broken, self._has_results = 0, False  # number of broken results; sound ones?
         self._closed = False
         self.met = threading.Event()  # whether all processes of the training are there
 
@@ -179,20 +179,20 @@ class Leader:
         else:
             refusal = _refusal(message, self._job)
             if refusal:
-                self._end_broken(peer, refusal)
+                self._end_broken(peer, message.kind, refusal)
             else:
                 getattr(self, f"_peer_{message.kind}")(peer, message)
 
-    def _end_broken(self, peer: Peer, refusal: str) -> None:
-        """Ends a connection. Raises SamplersError after MOST_BROKEN ends without results between:
-        samples would start again for ever.
+    def _end_broken(self, peer: Peer, kind: str, refusal: str) -> None:
+        """Ends a connection. Raises SamplersError after MOST_BROKEN broken results if there were
+        no sound ones: samples would start again for ever.
         """
         name = peer.name or "a process"
-        self._broken += 1
-        if self._broken == MOST_BROKEN:
+        self._broken += kind in ("done", "cut")
+        if self._broken >= MOST_BROKEN and not self._has_results:
             raise SamplersError(
-                f"{name} and others sent broken messages {MOST_BROKEN} times without results"
-                f" between: {refusal}; install the same version of compass_jax on all hosts"
+                f"the first {MOST_BROKEN} results of samplers are broken, the last from {name}:"
+                f" {refusal}; install the same version of compass_jax on all hosts"
             )
         self.pool.note(f"{name} sent a broken message: {refusal}")
         frames.shut_down(peer.connection)
@@ -259,7 +259,7 @@ class Leader:
         self._commit()
 
     def _peer_done(self, peer: Peer, message: Message) -> None:
-        self._broken = 0
+        self._has_results = True
         for n in message.fields["samples"]:
             peer.samples.pop(n, None)
         self._tell_all(message)

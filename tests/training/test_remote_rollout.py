@@ -22,6 +22,7 @@ from compass_jax.config.samplers import parse_address
 from compass_jax.rollout.drafts import Lenient
 from compass_jax.samplers import frames, serve
 from compass_jax.samplers.frames import KEY_VARIABLE, Message, SamplersError
+from compass_jax.samplers.leader import MOST_BROKEN
 from compass_jax.samplers.serve import SamplerLoop
 from compass_jax.training.rl import run_rl
 
@@ -136,8 +137,8 @@ def test_a_sampler_of_another_version_is_refused(address, tmp_path, monkeypatch)
     real, threads = serve.hello, []
 
     def hello():  # by thread: a sampler whose first connection breaks says it again
-        threads.append(threading.get_ident())
-        return real() | ({"version": "0.0.1"} if threads[-1] == threads[0] else {})
+        threads.append(me := threading.get_ident())
+        return real() | ({"version": "0.0.1"} if me == threads[0] else {})
 
     monkeypatch.setattr(serve, "hello", hello)
     with sampler(address) as first, sampler(address) as second:
@@ -215,26 +216,45 @@ BROKEN = {
 def test_a_broken_message_ends_its_connection_and_not_the_run(messages, address, tmp_path):
     config = evolve(configured("plain", tmp_path), samplers={"address": address})
 
-    def disturb():
-        while True:
-            try:
-                connection = frames.connect(parse_address(address, "address"))
-                break
-            except OSError:
-                time.sleep(0.05)
-        for message in [Message("hello", {**serve.hello(), "name": "odd"}), *messages]:
-            connection.send_bytes(frames.encode(message))
-        with contextlib.suppress(EOFError, OSError):
-            while frames.decode(connection.recv_bytes()).kind != "refused":
-                pass
-        connection.close()
-
-    thread = threading.Thread(target=disturb)
+    thread = threading.Thread(target=disturb, args=(address, messages))
     thread.start()
     with sampler(address) as errors:
         assert run_rl(config)["steps"] == config.rl.steps
     thread.join(60)
     assert not thread.is_alive() and not errors
+
+
+def disturb(address, messages):
+    """Connects, sends the messages and waits until the connection ends."""
+    while True:
+        try:
+            connection = frames.connect(parse_address(address, "address"))
+            break
+        except OSError:
+            time.sleep(0.05)
+    for message in [Message("hello", {**serve.hello(), "name": "odd"}), *messages]:
+        connection.send_bytes(frames.encode(message))
+    with contextlib.suppress(EOFError, OSError):
+        while frames.decode(connection.recv_bytes()).kind != "refused":
+            pass
+    connection.close()
+
+
+def test_many_broken_messages_that_are_no_results_do_not_end_the_run(address, tmp_path):
+    """A sampler of another version that comes again and again must not end a sound run."""
+    config = evolve(configured("plain", tmp_path), samplers={"address": address})
+    visits = []
+
+    def come_again():
+        for _ in range(MOST_BROKEN + 3):
+            disturb(address, BROKEN["no needs"])
+            visits.append(1)
+
+    thread = threading.Thread(target=come_again)
+    thread.start()
+    with sampler(address, after=thread) as errors:
+        assert run_rl(config)["steps"] == config.rl.steps
+    assert len(visits) > MOST_BROKEN and not errors
 
 
 def test_a_sampler_whose_results_are_always_broken_ends_the_run(address, tmp_path, monkeypatch):
@@ -246,7 +266,7 @@ def test_a_sampler_whose_results_are_always_broken_ends_the_run(address, tmp_pat
 
     monkeypatch.setattr(serve, "results", results)
     config = evolve(configured("plain", tmp_path), samplers={"address": address})
-    message = r"sent broken messages 5 times without results between: done: a sample is \[\d+\]"
+    message = r"the first 5 results of samplers are broken, the last from .*: a sample is \[\d+\]"
     with sampler(address, patience=5), pytest.raises(SamplersError, match=message):
         run_rl(config)
 
