@@ -141,9 +141,12 @@ class Engine:
         request_id: int = 0,
     ) -> Prefix:
         """Runs one prompt for one sample, keyed by `request_id`: the tokens of `existing_prefix`, a
-        Prefix of one prompt, and then these. All of them are computed.
+        Prefix of one prompt, and then these. All of them are computed. Raises ValueError for
+        another prefix, and beyond the longest bucket.
         """
         if existing_prefix is not None:
+            if not (isinstance(existing_prefix, Prefix) and len(existing_prefix.lengths) == 1):
+                raise ValueError("existing_prefix must be what `prefill` returned for one prompt")
             first = existing_prefix.tokens[0, : int(existing_prefix.lengths[0])]
             tokens = jnp.concatenate([first, jnp.asarray(padded_tokens)[:true_length]])
             true_length, bucket = len(tokens), prompt_bucket(self.config, len(tokens))

@@ -114,10 +114,12 @@ class JetStreamEngine:
         prefills when it enters a slot.
 
         Starts no program, because two threads that start programs on one mesh can deadlock. Raises
-        ValueError for a prompt that is longer than the longest bucket.
+        ValueError for another prefix, and for a prompt that is longer than the longest bucket.
         """
         tokens = np.asarray(padded_tokens, np.int32)[:true_length]
         if existing_prefix is not None:
+            if not isinstance(existing_prefix, Request):
+                raise ValueError("existing_prefix must be what `prefill` returned")
             tokens = np.concatenate([existing_prefix.prompt.tokens, tokens])
         prompt_bucket(self._engine.config, len(tokens))
         prompt = Prompt(next(self._numbers), 0, "", "", tokens, "")

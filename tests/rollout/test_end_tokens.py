@@ -100,6 +100,29 @@ assert JetStreamTokenizer(Tokenizer.load({str(TOKENIZER)!r}), engine).stop_token
     subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
 
 
+def test_jetstreams_adapter_continues_an_existing_prefix():
+    program = """
+from types import SimpleNamespace
+import numpy as np
+from compass_jax.rollout.jetstream_api import JetStreamEngine
+config = SimpleNamespace(max_new_tokens=4, prompt_buckets=(8,))
+engine = JetStreamEngine(SimpleNamespace(max_prefill_length=16, config=config), None, None)
+tokens = dict(params=None, padded_tokens=np.array([5, 6, 7, 0]), true_length=3)
+begun = engine.prefill(**tokens)
+whole = engine.prefill(**tokens, existing_prefix=begun)
+assert whole.prompt.tokens.tolist() == [5, 6, 7, 5, 6, 7] and whole.limit == 10
+assert whole.prompt.id == begun.prompt.id + 1
+for prefix, says in ((whole, "a prompt of 9 tokens exceeds"), (object(), "must be what `prefill`")):
+    try:
+        engine.prefill(**tokens, existing_prefix=prefix)
+    except ValueError as error:
+        assert says in str(error), error
+    else:
+        raise AssertionError(says)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=300)
+
+
 def test_the_turn_that_any_end_token_closed_is_answered():
     request = Request.of(PROMPTS[0], 0, 0, 20, 0)
     request.length = 5

@@ -79,6 +79,9 @@ def test_sizes_beyond_the_longest_bucket():
 def test_what_cannot_be_served_is_refused():
     long = dict(padded_tokens=np.zeros(16, np.int32), true_length=9)
     begun = ENGINE.prefill(params=LOOSE, **long)
+    for odd in (object(), prefill(samples=1, keys=keys_of(len(PROMPTS), 1))):
+        with pytest.raises(ValueError, match="must be what `prefill` returned for one prompt"):
+            ENGINE.prefill(params=LOOSE, existing_prefix=odd, **long)
     with pytest.raises(ValueError, match="a prompt of 18 tokens exceeds the longest bucket"):
         ENGINE.prefill(params=LOOSE, existing_prefix=begun, **long)
     with pytest.raises(NotImplementedError, match="token ids"):
