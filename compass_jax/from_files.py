@@ -393,8 +393,8 @@ def _mesh(model: ModelConfig, count: int) -> MeshConfig:
 
 def _free_bytes(model: ModelConfig, compute: ComputeConfig, training: MeshConfig | None) -> float:
     """Returns the bytes of a rollout device that the process and the rollout's weights leave.
-    Unless the rollout has devices of its own (None), the weights, moments and gradients on the
-    mesh of the training are subtracted too.
+    training: the mesh whose weights, moments and gradients are there too; None: the rollout has
+    separate devices.
     """
     # FSDP does not split the rollout's weights.
     each = (0 if training is None else 20 / training.fsdp) + _cache_width(compute)

@@ -33,6 +33,7 @@ HOTTER = "hotter"  # bool [b]: sampled at another temperature than training's (F
 EARLIER = "earlier"  # bool [b]: of a group that an earlier step sampled (False)
 SAMPLED = "sampled"  # bool [b t]: tokens of the mask that were sampled, not given (the mask)
 GIVEN = -1  # the version of a token that was not sampled
+UNKNOWN_LOGP = 1.0  # of a token whose sampler gave no log-prob; no log-prob is positive
 
 
 def stable_id(text: str) -> int:
@@ -203,7 +204,7 @@ class StepArrays:
     tokens: np.ndarray  # int32 [b t], prompt and response
     lengths: np.ndarray  # int32 [b]
     mask: np.ndarray  # bool [b t], generated tokens
-    rollout_logp: np.ndarray  # float32 [b t], of the policy that sampled
+    rollout_logp: np.ndarray  # float32 [b t], of the policy that sampled; or UNKNOWN_LOGP
     reward: np.ndarray  # float32 [b]
     known: np.ndarray  # bool [b]: the verifier gave a reward
     repetition: np.ndarray  # float32 [b], share of a response's n-grams that are repeated

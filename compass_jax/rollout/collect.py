@@ -72,8 +72,8 @@ class Collection:
         )
         self._asked: set[SampleKey] = set()
         self._add_carried()
-        every = [prompt.sample(c) for prompt in self.prompts for c in range(self.samples)]
-        self._add_new(every if self.sample_keys is None else self.sample_keys)
+        self._known = {x.sample(column) for x in self.prompts for column in range(self.samples)}
+        self._add_new(self._known if self.sample_keys is None else self.sample_keys)
         while self.batcher.busy and not (self.enough is not None and self.enough()):
             done = self._step()
             if self.admit is not None:
@@ -117,8 +117,7 @@ class Collection:
         keys = set(keys)
         if not keys:
             return
-        known = {prompt.sample(c) for prompt in self.prompts for c in range(self.samples)}
-        if wrong := (keys - known) | (keys & self._asked):
+        if wrong := (keys - self._known) | (keys & self._asked):
             raise ValueError(
                 f"Collection.admit returned {min(wrong)}, which is not a sample of these prompts,"
                 " or was asked for before"

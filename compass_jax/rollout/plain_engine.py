@@ -2,8 +2,8 @@
 for each method that the batcher needs beyond them.
 
 An engine that samples and returns tokens alone can roll out: one prefill a sample, no pages, one
-group of slots. Without routes the router is replayed by R2 or not at all, and without log-probs
-training takes its own.
+group of slots. Without routes the router is replayed by R2 or not at all. Without log-probs those
+of training stand in for them (records.UNKNOWN_LOGP).
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from jaxtyping import Array, Int, UInt32
 
 from compass_jax.aliases import Tree
 from compass_jax.config import ConfigError, RolloutConfig
+from compass_jax.records import UNKNOWN_LOGP
 from compass_jax.rollout import engine_api
 from compass_jax.rollout.batcher import Batcher
 from compass_jax.rollout.engine_api import ResultTokens
@@ -67,20 +68,21 @@ class PlainEngine:
 
     `prefill` and `generate` are called with JetStream's arguments. Where their signatures have
     them, `prefill` also gets `sampler` (Sampler) and `rng` (the sample's key, uint32 [2]), and
-    `generate` gets `sampler`. An engine with neither samples as it is set up. If the results of
-    `generate` have `logp`, those are the rollout's log-probs.
+    `generate` gets `sampler`. Without them the settings of the engine decide how it samples. If the
+    results of `generate` have `logp`, those are the rollout's log-probs.
 
     Args:
         engine: an object with JetStream's contract; see `engine_api.Engine`.
         rollout: its number of slots is the engine's.
         end_ids: each ends a sequence.
         known: ids below it are tokens (None: all are).
+        needs_logp: whether the run compares the engine's log-probs with training's.
 
-    Raises ConfigError for settings that the engine cannot follow, and where it draws an id that is
-    no token: training gives such ids no probability.
+    Raises ConfigError for settings that the engine cannot follow, where it returns no log-probs
+    that are needed, and where it draws an id that is no token: training gives such ids no
+    probability.
     """
 
-    has_routes = False
     placement: Placement | None = None
     slot_groups = 1
 
@@ -90,6 +92,7 @@ class PlainEngine:
         rollout: RolloutConfig,
         end_ids: Sequence[int],
         known: int | None = None,
+        needs_logp: bool = False,
     ):
         name = type(engine).__name__
         # without reading a property, which may raise NotImplementedError
@@ -97,7 +100,7 @@ class PlainEngine:
         if lacking:
             raise ConfigError(f"{name} lacks {', '.join(lacking)} of engine_api.Engine")
         self.inner, self.config, self.end_ids = engine, rollout, tuple(end_ids)
-        self._known = known
+        self._known, self._needs_logp = known, needs_logp
         slots, longest = engine.max_concurrent_decodes, engine.max_prefill_length
         if rollout.slots != slots or engine.samples_per_slot != 1:
             raise ConfigError(
@@ -161,7 +164,7 @@ class PlainEngine:
         sampler = sampler or self.default_sampler()
         if sampling is not None:
             raise ConfigError(f"{self._name} cannot sample with parameters of each request")
-        if "sampler" not in self._generate_takes and sampler != self.default_sampler():
+        if not self.takes_sampler and sampler != self.default_sampler():
             raise ConfigError(
                 f"{self._name} takes no sampler, so it cannot sample with {sampler}; give its"
                 " `prefill` and `generate` a parameter `sampler`"
@@ -214,7 +217,7 @@ class PlainEngine:
         The first column of the results is empty: ours has a prefill's token there.
         """
         state, options = decode_state, dict[str, object]()
-        if "sampler" in self._generate_takes:
+        if self.takes_sampler:
             options["sampler"] = sampler or self.default_sampler()
         state.inner, out = self.inner.generate(params, state.inner, **options)
         out = out.convert_to_numpy()
@@ -241,6 +244,11 @@ class PlainEngine:
         return decode_state
 
     @property
+    def takes_sampler(self) -> bool:
+        """Whether it can sample by other settings than those of its engine."""
+        return "sampler" in self._generate_takes
+
+    @property
     def _name(self) -> str:
         return type(self.inner).__name__
 
@@ -263,10 +271,17 @@ class PlainEngine:
         """Returns the results in the form of this package's engine."""
         m = tokens.shape[1]
         tokens, valid = (np.pad(x.astype(np.int32), ((0, 0), (1, 0))) for x in (tokens, valid))
-        logp, entropy = np.full((2, *tokens.shape), np.nan, np.float32)
+        logp = np.full(tokens.shape, UNKNOWN_LOGP, np.float32)
+        entropy = np.full(tokens.shape, np.nan, np.float32)
         for columns, name in ((logp, "logp"), (entropy, "entropy")):
             if (known := getattr(out, name, None)) is not None:
                 columns[:, 1:] = known
+            elif name == "logp" and self._needs_logp:
+                raise ConfigError(
+                    f"rl.correction compares the sampler's log-probs with training's, and"
+                    f" {self._name} returns none: set rl.correction to 'off', or let `generate`"
+                    " return `logp`"
+                )
         data = np.concatenate([tokens, valid, state.lengths[:, None]], axis=1)
         places = (0, m + 1), (m + 1, 2 * m + 2), (2 * m + 2, 2 * m + 3)
         numbers: Tree = (data, *places, 1, logp, entropy, None, state.live.copy(), np.int32(m))

@@ -41,7 +41,7 @@ from compass_jax.training.hooks.samples import SampleLog
 from compass_jax.training.hooks.step_metrics import PermutedRewards, StepMetrics
 from compass_jax.training.learner import Learner
 from compass_jax.training.loop import RLTrainer
-from compass_jax.training.own_engine import OpenEngine, check_own_engine
+from compass_jax.training.own_engine import OpenEngine, check_own_engine, check_samplers
 from compass_jax.training.own_judge import PolicyJudge
 from compass_jax.training.parts import Parts, Prompts
 from compass_jax.training.saved import SavedRun, Stateful
@@ -147,10 +147,13 @@ class Building:
         """Returns the engine of this process's devices, that of the samplers, or the caller's."""
         config = self.config
         if self.open_engine is not None:
-            check_own_engine(self.rl, config.model, config.rewards)
-            engine = self.open_engine(config, self.tokenizer)
+            has_own = config.rollout_apart or self.pool is not None
+            check_own_engine(self.rl, config.model, config.rollout, config.rewards, has_own)
+            inner = self.open_engine(config, self.tokenizer)
             ids = self.tokenizer.end_ids, self.tokenizer.vocab_size
-            return PlainEngine(engine, config.rollout, *ids)
+            engine = PlainEngine(inner, config.rollout, *ids, self.rl.correction.acts)
+            check_samplers(engine, self.rl, config.data.evaluated)
+            return engine
         settings = config.model, config.rollout_compute, config.rollout
         tokens = self.tokenizer.end_ids, rollout, self.tokenizer.vocab_size
         if self.pool is not None:

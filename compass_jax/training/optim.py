@@ -166,7 +166,8 @@ def update(
     factor: jax.Array | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Runs one update with the gradient clipped to `clip_grad_norm`. A gradient with NaN or
-    infinity changes only the counters. `factor` multiplies the learning rate (None: 1).
+    infinity changes only the counters. `factor` multiplies the change of the parameters, and so
+    AdamW's learning rate (None: 1).
     """
     # One test for all leaves: a NaN or an infinity in any of them is in the norm, too.
     norm = global_norm(grads)

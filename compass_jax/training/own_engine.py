@@ -5,7 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from compass_jax.config import ConfigError, ModelConfig, RewardConfig, RLConfig, RunConfig
+import jax
+
+from compass_jax.config import (
+    ConfigError,
+    ModelConfig,
+    RewardConfig,
+    RLConfig,
+    RolloutConfig,
+    RunConfig,
+)
+from compass_jax.config.errors import check
 from compass_jax.config.judge import EngineJudgeConfig
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.model.params import stack
@@ -33,16 +43,44 @@ class ByLoading:
         return weights, {"time/handover_s": time.perf_counter() - started}
 
 
-def check_own_engine(rl: RLConfig, model: ModelConfig, rewards: RewardConfig) -> None:
-    """Raises ConfigError for settings that need this package's engine."""
-    needs = "needs the engine of this package"
+def check_own_engine(
+    rl: RLConfig,
+    model: ModelConfig,
+    rollout: RolloutConfig,
+    rewards: RewardConfig,
+    has_own_devices: bool,
+) -> None:
+    """Raises ConfigError for settings that need this package's engine. has_own_devices: whether
+    the rollout runs on other devices than the training, or in samplers.
+    """
+    needs = "needs the engine of this package; leave it out"
     if rl.replay == "R3" and model.moe_layers:
         raise ConfigError(
             "rl.replay = 'R3': an engine with JetStream's methods alone returns no routes; use"
             " 'R2', whose routes are those of training's first pass, or 'off'"
         )
-    if rl.drafts is not None:
-        raise ConfigError(f"rl.drafts {needs}; leave it out")
+    check(rl.drafts is None, f"rl.drafts {needs}")
+    check(not has_own_devices, f"rollout_apart and samplers: each {needs}")
+    for name in ("quantize", "kv_quantize"):
+        check(getattr(rollout, name) == "off", f"rollout.{name} {needs}")
     judge = rewards.judge
-    if isinstance(judge, EngineJudgeConfig) and not judge.weights:
-        raise ConfigError(f"rewards.judge as the policy {needs}; set rewards.judge.weights")
+    is_policy = isinstance(judge, EngineJudgeConfig) and not judge.weights
+    check(not is_policy, f"rewards.judge as the policy {needs}, or set rewards.judge.weights")
+    check(
+        jax.process_count() == 1,
+        f"an engine from outside with {jax.process_count()} processes: it samples in one; start one"
+        " process",
+    )
+
+
+def check_samplers(engine: PlainEngine, rl: RLConfig, evaluated: bool) -> None:
+    """Raises ConfigError where the run samples at other temperatures than the rollout's, and the
+    engine cannot. evaluated: whether the run evaluates, with greedy answers too.
+    """
+    grows_hotter = rl.zero_variance.grow_temperature != 1
+    check(
+        engine.takes_sampler or not (evaluated or grows_hotter),
+        f"{type(engine.inner).__name__} takes no sampler, and the run samples at other temperatures"
+        " than rollout.temperature: give its `prefill` and `generate` a parameter `sampler`, or set"
+        " data.eval_prompts to 0, data.eval_sets to () and rl.zero_variance.grow_temperature to 1",
+    )

@@ -105,7 +105,7 @@ class PolicyJudge:
             engine, params, tokenizer = decoder_of(like, judge.weights)
             self._asker.generate = OwnJudge(engine, params, tokenizer, config.seed)
             return
-        assert isinstance(policy, Engine)  # own_engine refuses others
+        assert isinstance(policy, Engine)  # check_own_engine refuses others
         engine = Engine(
             config.model,
             policy.compute,

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Int, UInt
 
 from compass_jax.aliases import Tree
 from compass_jax.model.routes import put_routes, put_tokens, take_routes, take_tokens
-from compass_jax.records import EARLIER, HOTTER, StepArrays
+from compass_jax.records import EARLIER, HOTTER, UNKNOWN_LOGP, StepArrays
 from compass_jax.rl.bucketing import MicroBatch, padding_frac, take_rows
 from compass_jax.rl.correction import mismatch
 from compass_jax.rl.diagnostics import Diagnostics
@@ -35,10 +35,10 @@ class Scored:
 
     def sampler_logp(self, rows: slice | np.ndarray = slice(None)) -> np.ndarray:
         """Returns the sampler's log-probs of rows, float32 [n t]; training's where the sampler gave
-        none (NaN).
+        none (UNKNOWN_LOGP).
         """
         logp = self.arrays.rollout_logp[rows]
-        return np.where(np.isnan(logp), self.old_logp[rows], logp)
+        return np.where(logp == UNKNOWN_LOGP, self.old_logp[rows], logp)
 
     def rows_of(self, rows: slice, capacity: int) -> UpdateRows:
         """Returns the rows of an update, of groups of `capacity` rows. Raises ValueError where they
@@ -223,7 +223,7 @@ def score_account(scored: Scored, *, counts_idle: bool) -> Diagnostics:
         rest = rest & ~part
     gap |= mismatch(*logp, jnp.asarray(rest))
     tokens = np.float32(max(arrays.mask.sum(), 1))
-    if unknown_tokens := np.sum(np.isnan(arrays.rollout_logp), where=arrays.mask):
+    if unknown_tokens := np.sum(arrays.rollout_logp == UNKNOWN_LOGP, where=arrays.mask):
         gap["mismatch/unknown_frac"] = (jnp.float32(unknown_tokens), jnp.asarray(tokens))
     if counts_idle:
         of_rows = arrays.lengths.astype(np.float32)

@@ -15,6 +15,7 @@ from test_engine import ENGINE, LOOSE, PROMPTS
 from tiny import EOS, ROLLOUT
 
 from compass_jax.config import ConfigError
+from compass_jax.records import UNKNOWN_LOGP
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine_api import Engine, ResultTokens
 from compass_jax.rollout.plain_engine import PlainEngine
@@ -91,7 +92,7 @@ def test_an_engine_of_the_contract_alone_rolls_out(kind):
         if kind is WithLogprobs:
             np.testing.assert_allclose(y.logp, x.logp, atol=1e-5)
         else:
-            assert np.isnan(y.logp[n:]).all() and not y.logp[:n].any()
+            assert (y.logp[n:] == UNKNOWN_LOGP).all() and not y.logp[:n].any()
         assert np.isnan(y.entropy[n:]).all()
 
 
@@ -132,6 +133,9 @@ def test_what_it_cannot_follow_is_refused():
         sampled(PlainEngine(Contract(), ROLLOUT, (EOS,)), sampler=GREEDY)
     with pytest.raises(ConfigError, match=r"SimpleNamespace lacks .*prefill.* of engine_api"):
         PlainEngine(SimpleNamespace(), ROLLOUT, (EOS,))
+    with pytest.raises(ConfigError, match=r"compares the sampler's .* Contract returns none"):
+        sampled(PlainEngine(Contract(), ROLLOUT, (EOS,), needs_logp=True))
+    assert sampled(PlainEngine(WithLogprobs(), ROLLOUT, (EOS,), needs_logp=True))
     engine = PlainEngine(Contract(), ROLLOUT, (EOS,))
     with pytest.raises(ConfigError, match="no log-probs of the likeliest tokens"):
         engine.init_decode_state(4)

@@ -1,5 +1,8 @@
 """An engine from outside the package, over transformers, that rolls out a run."""
 
+import contextlib
+from types import SimpleNamespace
+
 import jax
 import numpy as np
 import pytest
@@ -8,12 +11,16 @@ from evolve import evolve
 from tiny_run import tiny_run
 from transformers import AutoModelForCausalLM
 
-from compass_jax.config import ConfigError
+from compass_jax.config import ConfigError, EngineJudgeConfig
+from compass_jax.records import UNKNOWN_LOGP
 from compass_jax.rollout.drafts import Lenient
 from compass_jax.rollout.engine_api import ResultTokens
+from compass_jax.rollout.plain_engine import PlainEngine
 from compass_jax.runs.telemetry import Telemetry
 from compass_jax.session import RunState, open_scorer
 from compass_jax.training.building import Building
+from compass_jax.training.own_engine import check_own_engine, check_samplers
+from compass_jax.training.scored import Scored
 from compass_jax.weights.hf import save_params
 
 
@@ -122,9 +129,45 @@ def test_an_id_that_the_tokenizer_does_not_have_ends_the_run(tmp_path):
 
 
 def test_settings_that_need_the_packages_engine_are_refused(tmp_path):
-    for rl, message in (
-        ({"replay": "R3"}, "rl.replay = 'R3': an engine with JetStream's methods alone returns no"),
-        ({"replay": "off", "drafts": Lenient()}, "rl.drafts needs the engine of this package"),
+    base, judge = {"rl": {"replay": "off"}}, EngineJudgeConfig(prompt_buckets=(32,), max_tokens=8)
+    for changes, message in (
+        ({"rl": {"replay": "R3"}}, "rl.replay = 'R3': an engine with JetStream's methods alone"),
+        ({"rl": {"replay": "off", "drafts": Lenient()}}, "rl.drafts needs the engine of this pack"),
+        (base | {"rollout_apart": True}, "rollout_apart and samplers: each needs the engine"),
+        (base | {"rollout": {"quantize": "int8"}}, "rollout.quantize needs the engine of this pa"),
+        (base | {"rewards": {"judge": judge}}, "rewards.judge as the policy needs the engine"),
     ):
+        config = evolve(tiny_run(), **changes)
+        elsewhere = config.rollout_apart or config.samplers.acts
         with pytest.raises(ConfigError, match=message):
-            steps_of(evolve(tiny_run(), rl=rl), tmp_path / rl["replay"], True)
+            check_own_engine(config.rl, config.model, config.rollout, config.rewards, elsewhere)
+    with pytest.raises(ConfigError, match=r"rl\.replay = 'R3'"):
+        steps_of(tiny_run(), tmp_path, True)
+
+
+def test_a_log_prob_that_is_unknown_is_trainings_and_one_that_is_nan_stays():
+    """NaN is a fault of a sampler, which the mismatch shows."""
+    arrays = SimpleNamespace(rollout_logp=np.array([[-1.0, UNKNOWN_LOGP, np.nan]], np.float32))
+    old_logp = np.array([[-2.0, -3.0, -4.0]], np.float32)
+    scored = Scored(arrays, None, old_logp, old_logp, None, None)
+    np.testing.assert_array_equal(scored.sampler_logp(), [[-1.0, -3.0, np.nan]])
+
+
+class WithoutSampler(TransformersEngine):
+    def generate(self, params, decode_state):
+        raise AssertionError("refused before the first token")
+
+
+def test_a_run_that_samples_at_other_temperatures_needs_a_sampler():
+    config = tiny_run()
+    hotter = evolve(config, rl={"zero_variance": {"grow_to": 8, "grow_temperature": 1.5}}).rl
+    for kind, refused in ((TransformersEngine, False), (WithoutSampler, True)):
+        engine = PlainEngine(kind(config, 300, None, True), config.rollout, (1,))
+        for rl, evaluated in ((config.rl, True), (hotter, False)):
+            with (
+                pytest.raises(ConfigError, match="takes no sampler, and the run")
+                if refused
+                else (contextlib.nullcontext())
+            ):
+                check_samplers(engine, rl, evaluated)
+        check_samplers(engine, config.rl, False)
