@@ -90,7 +90,7 @@ class Subject:
         rollout = dataclasses.replace(
             config.rollout, slots=schedule.slots, cache_bucket=schedule.cache_bucket
         )
-        tokenizer = load_tokenizer(config)
+        tokenizer = load_tokenizer(config.data, config.model.vocab_size)
         train, decode = placements(schedule.mesh, None, False)
         known, model, compute = tokenizer.vocab_size, config.model, config.compute
         self.engine = Engine(model, compute, rollout, tokenizer.end_ids, decode, known=known)

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from compass_jax.commands.configured import load_config
-from compass_jax.commands.overrides import override
+from compass_jax.config import apply
+from compass_jax.config.words import read_arguments
 from compass_jax.tpu_flags import VARIABLE, compile_alone
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -66,7 +67,7 @@ def rows(args: argparse.Namespace) -> list[dict[str, Any]]:
     from compass_jax.plan.programs import Step, topology_devices
     from compass_jax.tpu_versions import installed
 
-    config = override(load_config(args.config), args.settings)
+    config = apply(load_config(args.config), read_arguments(args.settings))
     step = Step(config, topology_devices(args.topology))
     names = with_predecessors(args.programs)
     command = ["git", "rev-parse", "--short=8", "HEAD"]

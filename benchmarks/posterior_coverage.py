@@ -40,6 +40,12 @@ from compass_jax.runs.rundir import write_atomically
 from compass_jax.session import load_tokenizer
 from compass_jax.weights import checkpoint
 
+
+def run_filter_of(config, *args, **options):
+    """Calls `run_filter` with what it reads of a run's settings."""
+    return run_filter(config.policy, config.scored, *args, **options)
+
+
 RESULTS = "posterior_coverage.jsonl"
 
 
@@ -86,7 +92,9 @@ def measure(run: str, count: int, samples: int, out: Path) -> dict[str, Any]:
     """Samples fresh answers to `count` training prompts of a run; returns its row."""
     config = config_of_run(run)
     selector = selector_of(run, config)
-    every = train_prompts(config.data, load_tokenizer(config), config.seed, print)
+    every = train_prompts(
+        config.data, load_tokenizer(config.data, config.model.vocab_size), config.seed, print
+    )
     chosen = set(np.random.default_rng(config.seed).choice(len(every), count, replace=False))
     prompts = [prompt for i, prompt in enumerate(every) if i in chosen]
     folder = out / f"seed{config.seed}_{experiments.config_hash(config)}"
@@ -98,7 +106,7 @@ def measure(run: str, count: int, samples: int, out: Path) -> dict[str, Any]:
     )
     write_atomically(keep_file, "".join(json.dumps(row._asdict()) + "\n" for row in rows))
     data = dataclasses.replace(config.data, keep_file=str(keep_file))
-    run_filter(dataclasses.replace(config, data=data), run, str(folder), Bounds(samples))
+    run_filter_of(dataclasses.replace(config, data=data), run, str(folder), Bounds(samples))
     result = covered(selector, prompts, read_pass_rates(folder / FILE))
     return {"run": run, "seed": config.seed, "samples": samples, **result}
 

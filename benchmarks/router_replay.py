@@ -74,6 +74,12 @@ from compass_jax.training.sft import run_sft
 from compass_jax.weights.start import init_or_load
 from compass_jax.weights.sync import sync_weights
 
+
+def init_or_load_of(config, *args, **options):
+    """Calls `init_or_load` with what it reads of a run's settings."""
+    return init_or_load(config.init_from, config.model, config.compute, *args, **options)
+
+
 PRECISIONS = {"bf16": "off", "e4m3": "e4m3", "int8": "int8", "bf16_slow": "off"}
 CURVES = ("curve_off", "curve_R3")
 VARIANTS = (*PRECISIONS, "causes", *CURVES)
@@ -94,8 +100,8 @@ class Recording:
 
 def record(config: RunConfig, params: Any) -> Recording:
     """Samples and scores one step's rollout in `config.rollout`'s precision."""
-    tokenizer, rl = load_tokenizer(config), config.rl
-    compute, known = config.rollout_compute, tokenizer.vocab_size
+    tokenizer, rl = load_tokenizer(config.data, config.model.vocab_size), config.rl
+    compute, known = config.policy.rollout_compute, tokenizer.vocab_size
     engine = Engine(config.model, compute, config.rollout, tokenizer.end_ids, known=known)
     decode, _ = sync_weights(params, config.model, compute.dtype, config.rollout.quantize)
     prompts = train_prompts(config.data, tokenizer, config.seed)
@@ -189,7 +195,7 @@ def measure(
     arrays, temperature = recording.arrays, config.rollout.temperature
     model, sampler = (
         Transformer(config.model, compute, known=recording.known)
-        for compute in (config.compute, config.rollout_compute)
+        for compute in (config.compute, config.policy.rollout_compute)
     )
     trained, learner = params, None
     if max(after):
@@ -275,11 +281,11 @@ def causes(config: RunConfig, params: Any, recording: Recording) -> list[dict[st
         trained = round_weights(params, exact)
         if exact not in live:
             live[exact] = whole_pass(model, trained, recording, None, temperature)
-        compute = dataclasses.replace(config.rollout_compute, float32_parts=parts)
+        compute = dataclasses.replace(config.policy.rollout_compute, float32_parts=parts)
         sampler = Transformer(config.model, compute, known=recording.known)
         sampled, routes, _ = whole_pass(
             sampler,
-            emulate(params, param_specs(config.model), "off", config.rollout_compute.dtype),
+            emulate(params, param_specs(config.model), "off", config.policy.rollout_compute.dtype),
             recording,
             None,
             temperature,
@@ -311,7 +317,7 @@ class Runs:
         config = self.setup.cold_start(seed, self.out)
         if run_sft(config)["stopped"]:
             raise SystemExit("stopped on request: the same command continues")
-        return init_or_load(
+        return init_or_load_of(
             dataclasses.replace(config, init_from=config.run_dir), jax.random.key(0)
         )
 

@@ -51,10 +51,10 @@ def collect(
     config: RunConfig, weights: str, prompts: list[Any], keep_routes: bool = True
 ) -> tuple[dict[tuple[int, int], Rollout], int]:
     """Returns ((prompt id, sample) -> rollout, number of preemptions)."""
-    engine, decode, tokenizer = decoder_of(config, weights)
+    engine, decode, tokenizer = decoder_of(config.policy, config.data, config.seed, weights)
     engine = Engine(
         config.model,
-        config.rollout_compute,
+        config.policy.rollout_compute,
         config.rollout,
         tokenizer.end_ids,
         known=tokenizer.vocab_size,
@@ -140,7 +140,9 @@ def main(argv: list[str] | None = None) -> None:
         precision_config = dataclasses.replace(
             config, rollout=dataclasses.replace(config.rollout, **changes)
         )
-        _, _, tokenizer = decoder_of(precision_config, weights)
+        _, _, tokenizer = decoder_of(
+            precision_config.policy, precision_config.data, precision_config.seed, weights
+        )
         prompts = train_prompts(precision_config.data, tokenizer, precision_config.seed)
         chosen = np.random.default_rng(precision_config.seed).permutation(len(prompts))[
             : 4 if args.smoke else 128

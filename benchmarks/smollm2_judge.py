@@ -288,8 +288,15 @@ class Trial:
         out = f"{config.directory}/judged"
         training, held_pairs = split_pairs(config.data)
         if not scalar:
-            return judged(held_pairs, own_judge(config, weights), {"judge": weights}, out)
-        rate = ScalarModel(config, weights, CHATS, config.sft.micro_batch_tokens)
+            return judged(
+                held_pairs,
+                own_judge(config.policy, config.data, config.seed, weights),
+                {"judge": weights},
+                out,
+            )
+        rate = ScalarModel(
+            config.policy, config.data, weights, CHATS, config.sft.micro_batch_tokens
+        )
         rated = Rated(rate, training)
         return report(rated.ruled(held_pairs), {"judge": weights, "tie_margin": rated.margin}, out)
 

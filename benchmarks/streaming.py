@@ -93,7 +93,7 @@ def part(task: dict[str, Any]) -> dict[str, Any]:
         result: dict[str, Any] = {"digests": [], "memory_mib": {}}
         tokenizer = Tokenizer.load(TOKENIZER)
         team = Workers(number, task["processes"], exchange)
-        records, _ = sft_records(config, tokenizer, lambda line: None)
+        records, _ = sft_records(config.sft, config.scored, tokenizer, lambda line: None)
         stream = ExampleStream(records, config.seed, (), team, 2 * BATCH)
         if task["state"]:
             stream.restore(task["state"])

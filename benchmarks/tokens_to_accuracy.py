@@ -469,7 +469,7 @@ class Experiment:
         folder, weights = self.out / f"seed{config.seed}" / "filter", config.init_from
         file, started = folder / "minutes.json", time.perf_counter()
         if not file.exists():
-            run_filter(config, weights, str(folder), Bounds(FILTER_SAMPLES))
+            run_filter(config.policy, config.scored, weights, str(folder), Bounds(FILTER_SAMPLES))
             if self.smoke:  # a cold start of seconds is never right
                 _keep_all(folder / "pass_rates.jsonl")
             write_atomically(file, json.dumps((time.perf_counter() - started) / 60))
@@ -503,7 +503,9 @@ def kept_prompts(config: RunConfig, keeps: Callable[[int], bool]) -> str:
     """
     seen: Counter[str] = Counter()
     lines = []
-    for prompt in train_prompts(config.data, load_tokenizer(config), config.seed, print):
+    for prompt in train_prompts(
+        config.data, load_tokenizer(config.data, config.model.vocab_size), config.seed, print
+    ):
         seen[prompt.label] += 1
         keep = keeps(seen[prompt.label])
         row = PassRate(prompt.id, prompt.label, prompt.question, 0.0, 0, 1, 0, 0.0, 1.0, keep)

@@ -183,7 +183,7 @@ def pass_rates(config: RunConfig, weights: str) -> list[tuple[Prompt, float, int
 
     The draws differ from those of RL and of the filter.
     """
-    engine, decode, tokenizer = decoder_of(config, weights)
+    engine, decode, tokenizer = decoder_of(config.policy, config.data, config.seed, weights)
     every = train_prompts(config.data, tokenizer, config.seed)
     picked = np.sort(np.random.default_rng(config.seed).permutation(len(every))[:LOOKED_AT])
     prompts = [every[i] for i in picked]
@@ -257,7 +257,7 @@ def prepare(
         config, init_from=weights, data=dataclasses.replace(config.data, keep_file=str(chosen_file))
     )
     if not (filtered / "summary.json").exists():
-        run_filter(config, weights, str(filtered), Bounds(FILTER_SAMPLES))
+        run_filter(config.policy, config.scored, weights, str(filtered), Bounds(FILTER_SAMPLES))
     _complete(filtered / "pass_rates.jsonl", chosen_file)
     return (
         config,

@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import numpy as np
@@ -24,7 +24,6 @@ from compass_jax.config import (
     ComputeConfig,
     ConfigError,
     DataConfig,
-    EvalRunConfig,
     FileSource,
     MeshConfig,
     ModelConfig,
@@ -33,8 +32,8 @@ from compass_jax.config import (
     RLConfig,
     RolloutConfig,
     RunConfig,
+    ScoredConfig,
     SFTConfig,
-    SFTRunConfig,
     TaskSource,
     apply,
 )
@@ -85,7 +84,6 @@ _MESHES = ("mesh", "rollout_mesh", "rollout_apart", "samplers")
 SIZED_BY = ("data", "sft", "seed", "compute", *_MESHES, "lora", "rollout")
 ANSWER = "rollout.max_new_tokens"
 SAMPLED = 1024  # rows whose lengths are measured when a data set is streamed
-C = TypeVar("C", bound=SFTRunConfig)
 
 
 def _discard_notice(line: str) -> None:
@@ -122,19 +120,19 @@ def rl_config(
         prompts = replace(prompts, eval_sources=(_source(evaluation, reward),))
     settings = flat_settings(settings)
     config = _sized_by(replace(config, data=prompts), settings)
-    training, evaluated = _prompts(config)
+    training, evaluated = _prompts(config.model, config.scored)
     lengths = [len(prompt.tokens) for prompt in [*training, *evaluated]]
     buckets = _prompt_buckets(lengths, config.model)
     answer = config.rollout.max_new_tokens if ANSWER in settings else None
     usual = _usual_answer(_tokenizer(config.data, config.model), training)
-    rollout = _rollout(config, buckets, answer, usual)
+    rollout = _rollout(config.policy, buckets, answer, usual)
     config = _sized_by(replace(config, rollout=rollout), settings)
     config.rollout.validate()
-    config = apply(replace(config, rl=_rl(method, config, len(training))), settings)
+    config = apply(replace(config, rl=_rl(method, config.policy, len(training))), settings)
     # sized by the steps that the user's settings make
     if "rollout.slots" not in settings:
-        mesh = config.rollout_mesh or config.mesh
-        slots = _useful_slots(config.rollout.slots, mesh.devices, config.rl)
+        devices = config.policy.sampling_mesh.devices
+        slots = _useful_slots(config.rollout.slots, devices, config.rl)
         config = replace(config, rollout=replace(config.rollout, slots=slots))
     if "evaluation.prompts" not in settings:
         interim = _interim_prompts(config.rl, config.evaluation.k + 1)
@@ -156,11 +154,11 @@ def sft_config(
     config = replace(config, sft=_sft(config.model, files=tuple(data)))
     config = _sized_by(config, settings)
     tokenizer = _tokenizer(config.data, config.model)
-    config = replace(config, sft=_fit_sft(config, tokenizer, tell))
+    sft = _fit_sft(config.sft, config.policy, config.scored, tokenizer, tell)
     rollout = RolloutConfig(
         prompt_buckets=(16,), max_new_tokens=min(128, config.model.max_positions - 64)
     )
-    return apply(replace(config, rollout=rollout), settings)
+    return apply(replace(config, sft=sft, rollout=rollout), settings)
 
 
 def judge_config(
@@ -183,9 +181,9 @@ def judge_config(
     if scalar:
         training, _ = split_pairs(config.data, config.seed)
         pairs, _ = encode_pairs(training, tokenizer, longest, _discard_notice)
-        sft = _size_sft(config, [pair.longest for pair in pairs])
+        sft = _size_sft(config.sft, config.policy, [pair.longest for pair in pairs])
     else:
-        sft = _fit_sft(config, tokenizer, tell)
+        sft = _fit_sft(config.sft, config.policy, config.scored, tokenizer, tell)
     return apply(replace(config, sft=sft), settings)
 
 
@@ -205,7 +203,7 @@ def engine_config(
         for chat, of_chat in zip(conversations, tools or [()] * len(conversations), strict=True)
     ]
     buckets = _prompt_buckets(lengths, config.model)
-    rollout = _rollout(config, buckets, answer)
+    rollout = _rollout(config.policy, buckets, answer)
     return replace(config, rollout=rollout).validate()
 
 
@@ -221,7 +219,7 @@ def _of_model(path: str) -> dict[str, Any]:
     }
 
 
-def _sized_by(config: C, settings: JsonMapping) -> C:
+def _sized_by(config: RunConfig, settings: JsonMapping) -> RunConfig:
     """Returns the configuration with the user's settings of SIZED_BY. All are valid but those of
     the rollout, which may fit only the sizes that are chosen later.
     """
@@ -239,13 +237,13 @@ def _sized_by(config: C, settings: JsonMapping) -> C:
     return config
 
 
-def _prompts(config: EvalRunConfig) -> tuple[list[Prompt], list[Prompt]]:
+def _prompts(model: ModelConfig, scored: ScoredConfig) -> tuple[list[Prompt], list[Prompt]]:
     """Returns the training prompts, and those evaluated."""
-    tokenizer = _tokenizer(config.data, config.model)
-    training = train_prompts(config.data, tokenizer, config.seed, _discard_notice)
+    tokenizer = _tokenizer(scored.data, model)
+    training = train_prompts(scored.data, tokenizer, scored.seed, _discard_notice)
     evaluated: list[Prompt] = []
     with contextlib.suppress(DataError):  # no held-out prompts: the run reports it
-        settings = config.data, config.evaluation, tokenizer, config.seed
+        settings = scored.data, scored.evaluation, tokenizer, scored.seed
         for one in evaluation_sets(*settings, None, _discard_notice):
             evaluated += one.prompts
     return training, evaluated
@@ -297,32 +295,34 @@ def _sft(model: ModelConfig, **rows: Any) -> SFTConfig:
     return SFTConfig(buckets=(model.max_positions,), optim=optim, **rows)
 
 
-def _fit_sft(config: SFTRunConfig, tokenizer: Tokenizer, tell: Tell) -> SFTConfig:
-    """Returns `config.sft` with buckets, batch and micro-batch chosen from its examples.
+def _fit_sft(
+    sft: SFTConfig, policy: PolicyConfig, scored: ScoredConfig, tokenizer: Tokenizer, tell: Tell
+) -> SFTConfig:
+    """Returns `sft` with buckets, batch and micro-batch chosen from its examples.
 
     For a streamed data set, the first examples in the run's order are measured, and `tell` receives
     the bound on its rows, unless the user has set the buckets.
     """
-    records, _ = sft_records(config, tokenizer, _discard_notice)
+    records, _ = sft_records(sft, scored, tokenizer, _discard_notice)
     if isinstance(records, list):
-        return _size_sft(config, [example.longest for example in records])
-    examples = ExampleStream(records, config.seed).next_batch(min(SAMPLED, len(records)))
-    sft = _size_sft(config, [example.longest for example in examples])
-    if len(records) > SAMPLED and config.sft.buckets == (config.model.max_positions,):
+        return _size_sft(sft, policy, [example.longest for example in records])
+    examples = ExampleStream(records, scored.seed).next_batch(min(SAMPLED, len(records)))
+    sized = _size_sft(sft, policy, [example.longest for example in examples])
+    if len(records) > SAMPLED and sft.buckets == (policy.model.max_positions,):
         tell(
-            f"sft.buckets end at {sft.buckets[-1]} tokens: the longest of {SAMPLED:,} of"
+            f"sft.buckets end at {sized.buckets[-1]} tokens: the longest of {SAMPLED:,} of"
             f" {len(records):,} rows was measured; longer rows are left out and counted in"
             " data/left_out_frac; set sft.buckets to keep them"
         )
-    return sft
+    return sized
 
 
-def _size_sft(config: SFTRunConfig, lengths: Sequence[int]) -> SFTConfig:
-    """Returns `config.sft` with sizes chosen for examples of these lengths in tokens."""
-    longest = min(_round_up(max(lengths)), config.sft.buckets[-1])
+def _size_sft(sft: SFTConfig, policy: PolicyConfig, lengths: Sequence[int]) -> SFTConfig:
+    """Returns `sft` with sizes chosen for examples of these lengths in tokens."""
+    longest = min(_round_up(max(lengths)), sft.buckets[-1])
     buckets = best_buckets(lengths, 3, longest, multiple=max(ROUNDED_TO, _round_up(longest // 64)))
-    sft = replace(config.sft, buckets=buckets, batch=min(64, len(lengths)))
-    micro = _micro_batch(config, sft)
+    sft = replace(sft, buckets=buckets, batch=min(64, len(lengths)))
+    micro = _micro_batch(policy, sft)
     return replace(sft, micro_batch_tokens=micro)
 
 
@@ -408,13 +408,13 @@ def _cache_width(compute: ComputeConfig) -> int:
 
 
 def _rollout(
-    config: PolicyConfig, buckets: tuple[int, ...], answer: int | None, usual: int = 0
+    policy: PolicyConfig, buckets: tuple[int, ...], answer: int | None, usual: int = 0
 ) -> RolloutConfig:
     """Returns the rollout settings. The answer length is `answer`, or `usual` (0: that of the
     platform), or the rest of the model's context; the slots of each device of the rollout are the
     largest power of two whose KV caches fit.
     """
-    model, mesh = config.model, config.rollout_mesh or config.mesh
+    model, mesh = policy.model, policy.sampling_mesh
     if answer and answer >= model.max_positions:
         raise ConfigError(
             f"rollout.max_new_tokens = {describe_value(answer)}: must be below"
@@ -428,26 +428,26 @@ def _rollout(
     bucket = max(min(total, model.max_positions) // lengths // ROUNDED_TO, 1) * ROUNDED_TO
     answer = answer or min(total, model.max_positions) // bucket * bucket - buckets[-1]
     rollout = RolloutConfig(prompt_buckets=buckets, max_new_tokens=answer, cache_bucket=bucket)
-    token = model.layers * model.cache_width * _cache_width(config.compute)
-    is_apart = config.rollout_apart or config.samplers.acts
-    free = _free_bytes(model, config.compute, None if is_apart else config.mesh)
+    token = model.layers * model.cache_width * _cache_width(policy.compute)
+    is_apart = policy.rollout_apart or policy.samplers.acts
+    free = _free_bytes(model, policy.compute, None if is_apart else policy.mesh)
     cache_bytes = CACHE_SHARE * free
     max_slots = MOST_SLOTS.get(platform, MOST_SLOTS_ELSEWHERE) // _large_on_cpu(model)
     slots = min(max(int(cache_bytes / (token * rollout.max_length)), 1), max_slots)
     return replace(rollout, slots=mesh.devices * 2 ** int(math.log2(slots)))
 
 
-def _micro_batch(config: PolicyConfig, training: RLConfig | SFTConfig, rows: int = 0) -> int:
+def _micro_batch(policy: PolicyConfig, training: RLConfig | SFTConfig, rows: int = 0) -> int:
     """Returns the tokens of the largest micro-batch that fits, at least a row per device. rows: the
     rows of a device that micro-batches of one shape are to share; 0: any.
     """
-    longest, mesh = training.longest_row, config.mesh
+    longest, mesh = training.longest_row, policy.mesh
     platform = jax.devices()[0].platform
-    most = MICRO_BATCH_TOKENS.get(platform, 16_384) // _large_on_cpu(config.model)
+    most = MICRO_BATCH_TOKENS.get(platform, 16_384) // _large_on_cpu(policy.model)
     max_rows = max(most // longest, 1)
     if rows:
         max_rows = _whole_share(rows, max_rows)
-    return fitting_rows(config, training, max_rows) * longest * mesh.devices
+    return fitting_rows(policy, training, max_rows) * longest * mesh.devices
 
 
 def _whole_share(rows: int, most: int) -> int:
@@ -479,28 +479,28 @@ def _useful_slots(slots: int, devices: int, rl: RLConfig) -> int:
     return slots
 
 
-def _rl(method: str, config: PolicyConfig, prompts: int) -> RLConfig:
+def _rl(method: str, policy: PolicyConfig, prompts: int) -> RLConfig:
     """Returns the method's settings. If the preset's step has more samples than slots, the step is
     reduced to the number of slots.
 
     A step with fewer prompts than updates has fewer updates.
     """
-    rollout = config.rollout
+    rollout = policy.rollout
     rl = fitted_preset(method, rollout.max_new_tokens, rollout.slots, prompts)
     rows, updates = rl.prompts_per_step, rl.updates_per_rollout
     longest = rollout.prompt_buckets[-1] + rollout.max_new_tokens
     buckets: tuple[int, ...] = (longest,)
-    if not on_cpu() or _large_on_cpu(config.model) > 1:
+    if not on_cpu() or _large_on_cpu(policy.model) > 1:
         ends = (_round_up(longest - rollout.max_new_tokens * share // 4) for share in (3, 2))
         buckets = tuple(sorted({*(end for end in ends if end < longest), longest}))
-    rate = default_rate(_parameters(config.model), config.lora.acts)
+    rate = default_rate(_parameters(policy.model), policy.lora.acts)
     optim = replace(rl.optim, learning_rate=rate)
     rl = replace(rl, buckets=buckets, save_every=10, eval_every=10, optim=optim)
     # A CPU compiles each shape of a small model's micro-batch longer than it saves: one divides an
     # update's rows.
-    update = max(1, rl.group_size * rows // updates // config.mesh.devices)
+    update = max(1, rl.group_size * rows // updates // policy.mesh.devices)
     share = update if len(buckets) == 1 else 0
-    return replace(rl, micro_batch_tokens=_micro_batch(config, rl, share))
+    return replace(rl, micro_batch_tokens=_micro_batch(policy, rl, share))
 
 
 def _round_up(tokens: int) -> int:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from compass_jax.aliases import JsonMapping, JsonObject
-from compass_jax.config.apply import flat_settings
+from compass_jax.config.apply import apply, flat_settings
 from compass_jax.distributed import in_main_process, is_main_process
 from compass_jax.from_files import rl_config, run_name
 from compass_jax.report import run_report
+from compass_jax.rewards.checks import code_of
 from compass_jax.rewards.written import FILE, NotWritable, source_with_names
 from compass_jax.run import Run
 from compass_jax.runs.compiled import keep_programs
-from compass_jax.runs.rundir import FolderLock, look_into, with_recorded_sizes, write_atomically
+from compass_jax.runs.rundir import FolderLock, RunDir, recorded_sizes, write_atomically
 from compass_jax.runs.signals import prepare_streams
-from compass_jax.session import with_code
 from compass_jax.training.rl import Step, rl_steps
 
 
@@ -63,9 +64,9 @@ def steps(
     settings = {**settings, "run_dir": run_dir}
     config = rl_config(model, data, name, evaluation, method, settings)
     keep_programs()
-    config = with_recorded_sizes(config, settings)
+    config = apply(config, recorded_sizes(Path(config.directory), settings))
     if source:
-        look_into(run_dir, with_code(config.validate_for_rl()))
+        RunDir(config.validate_for_rl(), code_of(config.data)).look()
         in_main_process(lambda: _write_reward(run_dir, source))
     return Steps(run_dir, rl_steps(config))
 

@@ -84,25 +84,25 @@ class MemoryEstimate(NamedTuple):
         return f"about {self.total / 2**30:.1f} GiB at the peak ({', '.join(parts)})"
 
 
-def estimate(config: PolicyConfig, training: Training) -> MemoryEstimate:
+def estimate(policy: PolicyConfig, training: Training) -> MemoryEstimate:
     """Returns the peak memory of a run.
 
     Args:
-        config: the run's configuration.
+        policy: the run's.
         training: its `rl`, or its `sft` for a command that trains without a rollout.
     """
     length = training.longest_row
-    size = rows_of(training.micro_batch_tokens, length, config.mesh), length
+    size = rows_of(training.micro_batch_tokens, length, policy.mesh), length
     return MemoryEstimate(
         process=process_bytes() + _host_bytes(training),
-        **_fixed_bytes(config, training),
-        **_micro_batch_bytes(config.model, config.compute, config.lora, config.mesh, size),
+        **_fixed_bytes(policy, training),
+        **_micro_batch_bytes(policy.model, policy.compute, policy.lora, policy.mesh, size),
     )
 
 
-def memory_line(config: PolicyConfig, training: Training) -> str:
+def memory_line(policy: PolicyConfig, training: Training) -> str:
     """Returns the estimate as text. The text names the available memory if the run needs more."""
-    need, free = estimate(config, training), usable_bytes()
+    need, free = estimate(policy, training), usable_bytes()
     if on_cpu():  # its simulated devices share one memory
         need = MemoryEstimate(*(x * jax.local_device_count() for x in need))
         free = available_bytes() + peak_bytes()  # this process's memory is counted in the estimate
@@ -157,17 +157,17 @@ def _shards_of_rows(mesh: MeshConfig) -> int:
     return max(mesh.devices // mesh.tensor // mesh.context, 1)
 
 
-def fitting_rows(config: PolicyConfig, training: Training, most: int) -> int:
+def fitting_rows(policy: PolicyConfig, training: Training, most: int) -> int:
     """Returns the number of rows of the longest bucket that fit into a micro-batch on one device:
     `most`, or a power of two, so that small changes of the free memory do not change the result.
     `training` is as in `estimate`.
     """
     room = usable_bytes() - process_bytes() - _host_bytes(training)
-    room -= sum(_fixed_bytes(config, training).values())
+    room -= sum(_fixed_bytes(policy, training).values())
 
     def needed(rows: int) -> float:
         size = rows, training.longest_row
-        parts = _micro_batch_bytes(config.model, config.compute, config.lora, config.mesh, size)
+        parts = _micro_batch_bytes(policy.model, policy.compute, policy.lora, policy.mesh, size)
         return sum(parts.values())
 
     if needed(most) <= room:  # usual for small models; the run's estimate has the same trace
@@ -178,33 +178,33 @@ def fitting_rows(config: PolicyConfig, training: Training, most: int) -> int:
     return most if fitting >= most else 2 ** int(math.log2(fitting))
 
 
-def _fixed_bytes(config: PolicyConfig, training: Training) -> dict[str, float]:
+def _fixed_bytes(policy: PolicyConfig, training: Training) -> dict[str, float]:
     """Returns the bytes per device that do not depend on the micro-batch, by name."""
-    model, compute = config.model, config.compute
+    model, compute = policy.model, policy.compute
     narrow = jnp.dtype(compute.param_dtype).itemsize < 4
     master = narrow and training.optim.float32_master
-    placed = model, training_layout(compute), config.mesh
+    placed = model, training_layout(compute), policy.mesh
     weights = _weight_bytes(*placed, compute.param_dtype)
     wide = _weight_bytes(*placed, str(at_least_float32(compute.param_dtype)))
     adapters = 0
-    if config.lora.acts:
-        adapters = tree_bytes(_abstract_adapters(model, compute, config.lora))
+    if policy.lora.acts:
+        adapters = tree_bytes(_abstract_adapters(model, compute, policy.lora))
     rollout = replay = 0.0
     if isinstance(training, RLConfig):
-        replay = _step_route_bytes(model, config.rollout, training, config.mesh)
-        mesh, decoding = config.rollout_mesh or config.mesh, config.rollout_compute
-        if not config.rollout_apart and not config.samplers.acts:
+        replay = _step_route_bytes(model, policy.rollout, training, policy.mesh)
+        mesh, decoding = policy.sampling_mesh, policy.rollout_compute
+        if not policy.rollout_apart and not policy.samplers.acts:
             rollout = float(_decode_weight_bytes(model, decoding.dtype, mesh))
-            rollout += cache_bytes(model, config.rollout, decoding, mesh)
-            rollout += route_bytes(model, config.rollout, training, mesh)
-            replay += held_route_bytes(model, config.rollout, training, mesh)
-        elif config.samplers.acts:
-            split = _samplers_split(config.mesh, mesh)
+            rollout += cache_bytes(model, policy.rollout, decoding, mesh)
+            rollout += route_bytes(model, policy.rollout, training, mesh)
+            replay += held_route_bytes(model, policy.rollout, training, mesh)
+        elif policy.samplers.acts:
+            split = _samplers_split(policy.mesh, mesh)
             rollout = float(_decode_weight_bytes(model, decoding.dtype, split))
         if on_cpu():
-            replay += held_token_bytes(config.rollout, training) / jax.local_device_count()
+            replay += held_token_bytes(policy.rollout, training) / jax.local_device_count()
     copies = 2 if isinstance(training, RLConfig) and training.uses_reference else 1
-    if config.lora.acts:  # in float32, the same on every device; the base is the reference
+    if policy.lora.acts:  # in float32, the same on every device; the base is the reference
         sizes = {"weights": weights + adapters, "optimizer": 2 * adapters, "rollout": rollout}
         sizes |= {"gradients": 2 * adapters, "replay": replay}
         return {name: float(x) for name, x in sizes.items()}

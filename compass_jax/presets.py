@@ -13,14 +13,11 @@ import math
 from collections.abc import Collection
 from dataclasses import replace
 from operator import attrgetter
-from typing import TypeVar
 
-from compass_jax.config import ConfigError, OptimConfig, RLConfig, RLRunConfig, ZeroVarianceConfig
+from compass_jax.config import ConfigError, OptimConfig, RLConfig, RolloutConfig, ZeroVarianceConfig
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import dapo, grpo
 from compass_jax.rl.objectives.gspo import Gspo
-
-R = TypeVar("R", bound=RLRunConfig)
 
 
 def espo(max_new_tokens: int) -> RLConfig:
@@ -96,16 +93,16 @@ def preset(name: str, max_new_tokens: int) -> RLConfig:
     return PRESETS[name](max_new_tokens)
 
 
-def with_preset(config: R, name: str) -> R:
-    """Returns `config` with a method: objective, advantage, penalties, step policy, stages for
+def with_preset(rl: RLConfig, rollout: RolloutConfig, name: str) -> RLConfig:
+    """Returns `rl` with a method: objective, advantage, penalties, step policy, stages for
     groups without variance, and the prompts, samples and updates of a step, fitted to the slots.
     The optimiser and its rate stay; a preset with a warm-up sets it.
     """
-    rollout, optim = config.rollout, config.rl.optim
+    optim = rl.optim
     fitted = fitted_preset(name, rollout.max_new_tokens, rollout.slots)
     optim = replace(optim, warmup_steps=fitted.optim.warmup_steps or optim.warmup_steps)
     method = {key: getattr(fitted, key) for key in METHOD}
-    return replace(config, rl=replace(config.rl, **method, optim=optim))
+    return replace(rl, **method, optim=optim)
 
 
 METHOD = (

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from compass_jax.aliases import JsonMapping, JsonObject, Tree
-from compass_jax.config import ConfigError, MeshConfig, PolicyConfig
+from compass_jax.config import ConfigError, DataConfig, MeshConfig, PolicyConfig
 from compass_jax.config.io import read_config
 from compass_jax.data.messages import asked_of
 from compass_jax.data.questions import with_system_prompt
@@ -141,11 +141,12 @@ class Run(Mapping[str, Any]):
         no prompt, and ConfigError for a prompt that does not fit into the model's context.
         """
         config = read_config(self.directory)
-        tokenizer = load_tokenizer(config)
+        tokenizer = load_tokenizer(config.data, config.model.vocab_size)
         text, messages = asked_of(list(prompt) if isinstance(prompt, tuple) else prompt, "prompt")
         chat = with_system_prompt(messages, config.data.system_prompt)
         tokens = np.asarray(tokenizer.encode_chat(chat), np.int32)
-        engine, weights = self._decoder_for(config, len(tokens))
+        run = config.policy, config.data, config.seed
+        engine, weights = self._decoder_for(*run, len(tokens))
         question = Prompt(stable_id(text), 0, "", text, tokens, "")
         sampler = Sampler(temperature)
         options: JsonObject = {"sampler": sampler, "keep_routes": False}
@@ -153,37 +154,40 @@ class Run(Mapping[str, Any]):
         (rollout,) = Collection(engine, weights, [question], *settings, **options)
         return turns_of(tokenizer, engine.config).response(rollout)
 
-    def _decoder_for(self, config: PolicyConfig, tokens: int) -> tuple[Engine, Tree]:
+    def _decoder_for(
+        self, policy: PolicyConfig, data: DataConfig, seed: int, tokens: int
+    ) -> tuple[Engine, Tree]:
         """Returns an engine for a prompt of this length, and the newest weights in its layout."""
         step = self._newest()
         if self._decoder is None or tokens > self._decoder[1].config.prompt_buckets[-1]:
             self._decoder = None
-            small = _for_one_prompt(config, tokens)
-            engine, weights, _ = decoder_of(small, str(self.directory))
+            small = _for_one_prompt(policy, tokens)
+            engine, weights, _ = decoder_of(small, data, seed, str(self.directory))
             self._decoder = step, engine, weights
         elif self._decoder[0] != step:
             engine = self._decoder[1]
-            small = _for_one_prompt(config, engine.config.prompt_buckets[-1])
-            self._decoder = step, engine, decoding_weights(small, str(self.directory), engine)
+            small = _for_one_prompt(policy, engine.config.prompt_buckets[-1])
+            weights = decoding_weights(small, seed, str(self.directory), engine)
+            self._decoder = step, engine, weights
         return self._decoder[1:]
 
     def _newest(self) -> int:
         return checkpoint.read_manifest(self.directory).step
 
 
-def _for_one_prompt(config: PolicyConfig, tokens: int) -> PolicyConfig:
+def _for_one_prompt(policy: PolicyConfig, tokens: int) -> PolicyConfig:
     """Returns the configuration of an engine that answers one prompt of this length at a time."""
-    longest = config.model.max_positions - config.rollout.max_new_tokens
+    longest = policy.model.max_positions - policy.rollout.max_new_tokens
     if tokens > longest:
         raise ConfigError(
             f"the prompt has {tokens} tokens: at most {longest} fit into the model's context of"
-            f" {config.model.max_positions} beside an answer of {config.rollout.max_new_tokens};"
+            f" {policy.model.max_positions} beside an answer of {policy.rollout.max_new_tokens};"
             " shorten it"
         )
-    mesh = config.rollout_mesh or config.mesh
+    mesh = policy.sampling_mesh
     mesh = mesh if mesh.devices <= jax.device_count() else MeshConfig()
-    buckets = config.rollout.prompt_buckets
+    buckets = policy.rollout.prompt_buckets
     if tokens > buckets[-1]:
         buckets = (*buckets, min(2 ** (tokens - 1).bit_length(), longest))
-    rollout = replace(config.rollout, slots=mesh.devices, prompt_buckets=buckets, cache_pages=0)
-    return replace(config, mesh=mesh, rollout_mesh=None, rollout_apart=False, rollout=rollout)
+    rollout = replace(policy.rollout, slots=mesh.devices, prompt_buckets=buckets, cache_pages=0)
+    return replace(policy, mesh=mesh, rollout_mesh=None, rollout_apart=False, rollout=rollout)

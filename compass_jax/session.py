@@ -23,17 +23,14 @@ from compass_jax.config import (
     DataConfig,
     EngineJudgeConfig,
     JudgeConfig,
-    PolicyConfig,
     RewardConfig,
-    RunConfig,
     ScalarJudgeConfig,
-    ScoredConfig,
 )
 from compass_jax.config.io import flatten, read_config
 from compass_jax.data.chat_detection import with_chat_format
 from compass_jax.data.templates import TODAY
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.rewards.checks import changed, checks_of, code_of, judged_sources
+from compass_jax.rewards.checks import changed, checks_of, judged_sources
 from compass_jax.rewards.endpoint import Batched, Pooled
 from compass_jax.rewards.joined import AnyJudge, AnyScorer, JoinedScorer, SharedScorer
 from compass_jax.rewards.judging import Judge, Verdicts
@@ -45,7 +42,6 @@ from compass_jax.trackers.opened import check_trackers
 from compass_jax.weights import checkpoint
 from compass_jax.weights.carried import carry_files
 
-S = TypeVar("S", bound=ScoredConfig)
 Own = TypeVar("Own", Scorer, JoinedScorer)
 Exchange = Callable[[bytes], list[bytes]]
 SHARED_FOLDER = "a run directory must be on a file system that all processes share"
@@ -119,22 +115,21 @@ class RunState:
 
 
 @contextlib.contextmanager
-def open_run(config: RunConfig) -> Iterator[RunDir]:
-    """Opens the run directory for writing in process 0; an error there is raised in every process.
+def open_run(run: RunDir) -> Iterator[RunDir]:
+    """Opens a run directory for writing in process 0; an error there is raised in every process.
 
     Raises RunDirectoryGone if the directory was removed during the run, and ConfigError if the
     processes have different configurations.
     """
-    if jax.devices()[0].platform == "tpu" and config.model.moe_layers:
-        check_versions(config.model.mixture.experts)
-    run_config = with_code(config)
+    model = run.config.model
+    if jax.devices()[0].platform == "tpu" and model.moe_layers:
+        check_versions(model.mixture.experts)
     distributed.require_equal_across_processes(
-        flatten(run_config), "start the same command in every process"
+        flatten(run.config), "start the same command in every process"
     )
-    run = RunDir(config.directory, run_config)
 
     def enter() -> None:
-        check_trackers(config.trackers)
+        check_trackers(run.config.trackers)
         run.__enter__()
 
     distributed.in_main_process(enter)
@@ -143,11 +138,6 @@ def open_run(config: RunConfig) -> Iterator[RunDir]:
         run.check()
     finally:
         run.__exit__()
-
-
-def with_code(config: S) -> S:
-    """Returns `config` with the hashes of the user's code files, as in a run's config.json."""
-    return replace(config, rewards=replace(config.rewards, code=code_of(config.data)))
 
 
 def code_changes(run: RunDir) -> list[str]:
@@ -179,7 +169,8 @@ def newest_checkpoint(
 
 
 def open_scorer(
-    config: ScoredConfig,
+    rewards: RewardConfig,
+    data: DataConfig,
     directory: str | None = None,
     exchange: Exchange = distributed.all_gather_bytes,
 ) -> AnyScorer:
@@ -189,23 +180,22 @@ def open_scorer(
     Call it before any file is written. Raises VerifierError for a verifier that cannot be used, and
     ConfigError if a source needs a judge and none is configured.
     """
-    data = with_chat_format(config.data)
-    judge = _judge(config.rewards, data, directory)
-    scorer = Scorer(config.rewards, data)
-    if any(check.is_users for checks in checks_of(config.data) for check in checks):
+    with_format = with_chat_format(data)
+    judge = _judge(rewards, with_format, directory)
+    scorer = Scorer(rewards, with_format)
+    if any(check.is_users for checks in checks_of(data) for check in checks):
         try:
             scorer.wait_ready()
         except BaseException:
             scorer.close()
             raise
-    labelled = any(source.gold for _, source in config.data.keyed_sources())
+    labelled = any(source.gold for _, source in data.keyed_sources())
     if not labelled and judge is None:
         return shared(scorer, exchange)
-    rewards = config.rewards
     settings = rewards.gold_share, rewards.judge_needs_form
     if on_devices(rewards.judge):  # all processes run the judge's programs, on the same samples
-        return JoinedScorer(shared(scorer, exchange), config.data, judge, *settings)
-    return shared(JoinedScorer(scorer, config.data, judge, *settings), exchange)
+        return JoinedScorer(shared(scorer, exchange), data, judge, *settings)
+    return shared(JoinedScorer(scorer, data, judge, *settings), exchange)
 
 
 def on_devices(judge: JudgeConfig | EngineJudgeConfig | ScalarJudgeConfig | None) -> bool:
@@ -247,32 +237,31 @@ def shared(scorer: Own, exchange: Exchange = distributed.all_gather_bytes) -> Ow
     return SharedScorer(scorer, jax.process_index(), jax.process_count(), exchange)
 
 
-def load_tokenizer(config: PolicyConfig) -> Tokenizer:
+def load_tokenizer(data: DataConfig, vocab_size: int) -> Tokenizer:
     """Returns the run's tokenizer. Raises ConfigError if none is configured, and TokenizerError if
     its ids exceed the model's vocabulary.
     """
-    if not config.data.tokenizer:
+    if not data.tokenizer:
         raise ConfigError(
             "data.tokenizer is empty: name a folder with tokenizer.json and tokenizer_config.json"
         )
-    data, vocab_size = config.data, config.model.vocab_size
     args = dict(data.template_args)
     return Tokenizer.for_model(data.tokenizer, vocab_size, args, data.date, data.chat_format)
 
 
-def with_date(config: S) -> S:
-    """Returns `config` with the date of the run's first start, if its chat template reads the date:
-    a resumed run renders the prompts of its first start.
+def with_date(data: DataConfig, vocab_size: int, directory: str) -> DataConfig:
+    """Returns `data` with the date of the first start of the run in `directory`, if its chat
+    template reads the date: a resumed run renders the prompts of its first start.
     """
-    data, path, date = config.data, Path(config.directory), ""
-    reads = data.tokenizer and load_tokenizer(config).template_names(TODAY)
+    path, date = Path(directory), ""
+    reads = data.tokenizer and load_tokenizer(data, vocab_size).template_names(TODAY)
     if reads and not data.date:
         has_begun = (path / "config.json").is_file() and not nothing_trained(path)
         today = datetime.date.today().isoformat()
         date = read_config(path).data.date if has_begun else today
     # process 0's, as midnight may pass between the processes; all of them call this
     first_date = distributed.all_gather_bytes(date.encode())[0].decode()
-    return replace(config, data=replace(data, date=first_date)) if date else config
+    return replace(data, date=first_date) if date else data
 
 
 def carry_tokenizer(directory: str, tokenizer: str) -> None:

@@ -22,8 +22,8 @@ from house_rules import PACKAGE, ROOT, _hints, imports, module_name, sources
 BUDGETS = ROOT / "tests" / "budgets.toml"
 MIDDLE = ("training/loop.py", "training/learner.py", "experience/buffer.py")
 MIDDLE += ("experience/collect.py", "model/transformer.py")
-# the configuration of a run and the classes that it inherits from
-RUN_CONFIGS = r"\b(RunConfig|RLRunConfig|EvalRunConfig|SFTRunConfig|ScoredConfig|PolicyConfig)\b"
+# the configuration of a run and the class that it inherits from
+RUN_CONFIGS = r"\b(RunConfig|Section)\b"
 VAGUE = {"one", "most", "left", "rest", "other", "each"}
 Modules = Mapping[str, ast.AST]
 
@@ -95,7 +95,7 @@ def any_hints(modules: Modules) -> int:
 
 
 def run_signatures(modules: Modules) -> int:
-    """Returns how many functions take or return RunConfig or a class that it inherits from."""
+    """Returns how many functions take RunConfig or the class that it inherits from."""
     functions = [
         node
         for tree in modules.values()
@@ -103,7 +103,11 @@ def run_signatures(modules: Modules) -> int:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]
     return sum(
-        any(re.search(RUN_CONFIGS, ast.unparse(hint)) for hint in _hints(node))
+        any(
+            re.search(RUN_CONFIGS, ast.unparse(hint))
+            for hint in _hints(node)
+            if hint != node.returns
+        )
         for node in functions
     )
 

@@ -34,7 +34,7 @@ def test_any_counts_through_its_aliases():
     assert budgets.any_hints(modules_of(aliases=aliases, a=text)) == 1 + 3
 
 
-@pytest.mark.parametrize("name", ["RunConfig", "ScoredConfig", "PolicyConfig"])
+@pytest.mark.parametrize("name", ["RunConfig", "Section"])
 def test_a_signature_counts_with_the_run_s_bases(name):
     text = (
         f"def f(x: {name}, y: int): ...\ndef g(x: 'list[{name}]'): ...\ndef h(x: MyRunConfigs): ..."

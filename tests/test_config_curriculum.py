@@ -6,14 +6,25 @@ import dataclasses
 import pytest
 from evolve import evolve
 from tiny_run import tiny_run
+from worded import override
 
 from compass_jax.commands.calibrate import run_calibration
-from compass_jax.commands.overrides import override
 from compass_jax.config import ConfigError, RLStage, ZeroVarianceConfig
 from compass_jax.config.curriculum import Stage, at_step, largest_stage, stage_at
 from compass_jax.config.io import config_from_json, config_to_json, differences
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.gspo import Gspo
+
+
+def largest_stage_of(config):
+    return largest_stage(config.rl, config.rollout)
+
+
+def at_step_of(config, done):
+    """Returns the configuration of a step."""
+    rl, rollout = at_step(config.rl, config.rollout, done)
+    return dataclasses.replace(config, rl=rl, rollout=rollout)
+
 
 HALVES = ((0.0, 0.5, 0.5), (0.5, 1.0, 0.5))
 STAGES = (
@@ -32,7 +43,7 @@ def config_with(stages=STAGES, **rl):
 def test_a_step_has_the_settings_of_the_last_stage_that_has_begun():
     config = config_with()
     config.validate_for_rl()
-    configs = [at_step(config, done) for done in range(11)]
+    configs = [at_step_of(config, done) for done in range(11)]
     assert [c.rollout.max_new_tokens for c in configs] == [8] * 3 + [16] * 8
     assert [c.rl.group_size for c in configs] == [4] * 3 + [6] * 4 + [8] * 4
     assert [c.rl.optim.learning_rate for c in configs] == [1e-2] * 3 + [1e-3] * 4 + [1e-2] * 4
@@ -66,16 +77,18 @@ def test_where_a_run_stands_among_its_stages():
 
 def test_a_run_without_stages_is_as_it_is():
     config = tiny_run()
-    assert at_step(config, 1) is config is largest_stage(config)
+    assert at_step_of(config, 1) == config
+    assert largest_stage_of(config) == (config.rl, config.rollout)
 
 
 def test_the_largest_stage_is_what_a_device_needs_room_for():
     """Stages with 56 and 48 positions share the bucket of 56, so that samples and new tokens
     decide: 8 samples of 16 tokens, or 4 of 8.
     """
-    assert largest_stage(config_with()) == at_step(config_with(), 7)
+    seventh = at_step_of(config_with(), 7)
+    assert largest_stage_of(config_with()) == (seventh.rl, seventh.rollout)
     longer = (RLStage(0, group_size=6), RLStage(1, max_new_tokens=72, group_size=4))
-    assert largest_stage(config_with(longer)).rollout.max_new_tokens == 72
+    assert largest_stage_of(config_with(longer))[1].max_new_tokens == 72
 
 
 def test_stages_are_written_and_read_and_set_on_the_command_line():

@@ -12,13 +12,13 @@ import pytest
 from evolve import evolve
 from logged import lines
 from tiny_run import tiny_run
+from worded import override
 
 import compass_jax
 from compass_jax import from_files, library
 from compass_jax.commands.cli import main
 from compass_jax.commands.configured import config_from_options, load_config
 from compass_jax.commands.options import Sft, Train
-from compass_jax.commands.overrides import override
 from compass_jax.commands.settings import field_docs
 from compass_jax.config import ConfigError, FileSource, MeshConfig, RunConfig, TaskSource, apply
 from compass_jax.config.io import read_config
@@ -130,7 +130,8 @@ def config_from_words(options, words):
 def test_the_prompts_are_measured_with_the_settings_of_the_data(folder, overrides):
     config = made_by_command(folder, *overrides).validate_for_rl()
     training, evaluated = (
-        [len(prompt.tokens) for prompt in prompts] for prompts in from_files._prompts(config)
+        [len(prompt.tokens) for prompt in prompts]
+        for prompts in from_files._prompts(config.model, config.scored)
     )
     longest = max(training + evaluated)
     bucket = config.rollout.prompt_buckets[-1]
@@ -218,7 +219,8 @@ def test_the_buckets_hold_the_prompts_of_the_evaluation(folder):
     (folder / "long.jsonl").write_text("\n".join(map(json.dumps, rows)))
     config = config_from(folder, evaluation=str(folder / "long.jsonl")).validate_for_rl()
     training, evaluated = (
-        [len(prompt.tokens) for prompt in prompts] for prompts in from_files._prompts(config)
+        [len(prompt.tokens) for prompt in prompts]
+        for prompts in from_files._prompts(config.model, config.scored)
     )
     assert max(training) < max(evaluated) <= config.rollout.prompt_buckets[-1]
     assert config.rl.prompts_per_step <= len(training)

@@ -200,9 +200,11 @@ def test_the_rollout_over_a_mesh_is_that_of_one_device():
 
 def test_a_plan_masks_what_the_run_masks():
     config = tiny_run()
-    assert known_ids(config) == 338 < config.model.vocab_size
+    assert known_ids(config.data, config.model) == 338 < config.model.vocab_size
     absent = evolve(config, data={"tokenizer": "not/here"})
-    assert known_ids(absent) == config.model.vocab_size - 1  # most published heads are padded
+    assert (
+        known_ids(absent.data, absent.model) == config.model.vocab_size - 1
+    )  # most published heads are padded
 
 
 def test_training_has_the_rollout_s_log_probs_and_no_gradient_for_unknown_columns():

@@ -41,6 +41,12 @@ from compass_jax.sharding import placements
 from compass_jax.training import step
 from compass_jax.weights.sync import sync_to_samplers, sync_weights
 
+
+def estimate_of(config, *args, **options):
+    """Calls `estimate` with what it reads of a run's settings."""
+    return estimate(config.policy, *args, **options)
+
+
 GIB = 2**30
 
 
@@ -70,7 +76,7 @@ def test_activations_are_those_that_the_training_step_keeps(moe, scan):
         *(params, tokens, lengths, routes),
     )
     saved_bytes = tree_bytes(pullback)
-    estimated = estimate(config, config.rl).activations / MICRO_BATCHES_AT_ONCE
+    estimated = estimate(config.policy, config.rl).activations / MICRO_BATCHES_AT_ONCE
     assert estimated == pytest.approx(saved_bytes, rel=0.02) and tree_bytes(results) < saved_bytes
 
 
@@ -88,11 +94,11 @@ def test_weights_are_those_that_a_device_holds(mesh, rollout_mesh, monkeypatch):
     model, compute = config.model, config.compute
     training, rollout = placements(mesh, rollout_mesh, False)
     params = place(init_params(model, compute, jax.random.key(0)), model, training)
-    dtype = config.rollout_compute.dtype
+    dtype = config.policy.rollout_compute.dtype
     decode, _ = sync_weights(params, model, dtype, "off", False, placement=rollout, layout="decode")
-    beside = cache_bytes(model, config.rollout, config.rollout_compute, rollout_mesh or mesh)
+    beside = cache_bytes(model, config.rollout, config.policy.rollout_compute, rollout_mesh or mesh)
     beside += route_bytes(model, config.rollout, config.rl, rollout_mesh or mesh)
-    need = estimate(config, config.rl)
+    need = estimate(config.policy, config.rl)
     assert need.weights == bytes_on_first_device(params)
     assert need.optimizer == 2 * bytes_on_first_device(params)
     decode_bytes = bytes_on_first_device(decode)
@@ -113,10 +119,10 @@ def test_a_training_with_samplers_keeps_a_copy_of_the_weights_for_them(rollout_m
     placement = placements(config.mesh, None, False)[0]
     params = init_params(config.model, config.compute, jax.random.key(0))
     params = place(params, config.model, placement)
-    dtype = config.rollout_compute.dtype
+    dtype = config.policy.rollout_compute.dtype
     options = {"mesh": rollout_mesh, "layout": "decode"}
     decode, _ = sync_to_samplers(params, config.model, dtype, "off", False, **options)
-    assert estimate(config, config.rl).rollout == bytes_on_first_device(decode) > 0
+    assert estimate(config.policy, config.rl).rollout == bytes_on_first_device(decode) > 0
 
 
 @pytest.mark.parametrize("slots", [8, 6, 5])
@@ -140,7 +146,7 @@ def test_the_rollout_s_memory_is_what_a_device_holds(mesh, slots):
 def test_devices_that_do_not_sample_hold_no_rollout():
     config = dataclasses.replace(config_of(moe=True), mesh=MeshConfig(fsdp=2))
     apart = dataclasses.replace(config, rollout_apart=True, rollout_mesh=MeshConfig(tensor=2))
-    need, without = (estimate(x, x.rl) for x in (config, apart))
+    need, without = (estimate(x.policy, x.rl) for x in (config, apart))
     assert need.rollout > 0 and without == need._replace(rollout=0.0)
     samples = config.rl.prompts_per_step * config.rl.capacity
     assert without.replay == samples * 56 * 3 * 2 / 2  # tokens, layers, experts; over two devices
@@ -149,7 +155,8 @@ def test_devices_that_do_not_sample_hold_no_rollout():
 def test_a_device_of_context_stores_its_tokens_alone():
     config = config_of()
     whole, parts = (
-        estimate(dataclasses.replace(config, mesh=MeshConfig(context=n)), config.rl) for n in (1, 4)
+        estimate_of(dataclasses.replace(config, mesh=MeshConfig(context=n)), config.rl)
+        for n in (1, 4)
     )
     assert parts.activations == whole.activations / 4
 
@@ -161,16 +168,16 @@ def bytes_on_first_device(tree):
 
 def test_rows_fit_into_what_is_usable(monkeypatch):
     config = config_of()
-    need = estimate(config, config.rl)
+    need = estimate(config.policy, config.rl)
     for share, rows in ((1.0, 4), (0.5, 1)):
         other_bytes = need.total - need.activations - need.logits
         room = other_bytes + share * (need.activations + need.logits)
         monkeypatch.setattr("compass_jax.memory.usable_bytes", lambda room=room: room + 1)
-        assert fitting_rows(config, config.rl, 64) in (rows, 2 * rows)
+        assert fitting_rows(config.policy, config.rl, 64) in (rows, 2 * rows)
     monkeypatch.setattr("compass_jax.memory.usable_bytes", lambda: 0.0)
-    assert fitting_rows(config, config.rl, 64) == 1
+    assert fitting_rows(config.policy, config.rl, 64) == 1
     monkeypatch.setattr("compass_jax.memory.usable_bytes", lambda: 1e12)
-    assert fitting_rows(config, config.rl, 64) == 64
+    assert fitting_rows(config.policy, config.rl, 64) == 64
 
 
 def replaying(max_route_age, groups=6):
@@ -188,14 +195,14 @@ def test_groups_that_are_held_count_and_must_fit(monkeypatch):
     samples, tokens = 6 * 4, 40 + 16  # tokens of a prompt and its answer
     of_tokens = samples * tokens * 4 * 4 / jax.local_device_count()
     of_routes = samples * tokens * 3 * 2  # three layers, two experts, one byte each
-    assert estimate(config_of(), config_of().rl).replay == 0
+    assert estimate_of(config_of(), config_of().rl).replay == 0
     for age, expected in ((0, of_tokens), (1, of_tokens + of_routes)):
         config = replaying(age)
         step_routes = config.rl.prompts_per_step * config.rl.capacity * tokens * 3 * 2
-        assert estimate(config, config.rl).replay == expected + step_routes
+        assert estimate(config.policy, config.rl).replay == expected + step_routes
         check(config)
     monkeypatch.setattr("compass_jax.memory.on_cpu", lambda: False)
-    assert estimate(config, config.rl).replay == of_routes + step_routes
+    assert estimate(config.policy, config.rl).replay == of_routes + step_routes
     monkeypatch.setattr("compass_jax.memory.usable_bytes", lambda: of_routes - 1)
     check(replaying(0))
     with pytest.raises(ConfigError, match="hold 6 groups: the routes of so many groups need"):
@@ -209,21 +216,23 @@ def test_a_configuration_and_its_estimate_trace_a_micro_batch_once(monkeypatch):
     config = config_of()
     monkeypatch.setattr("compass_jax.memory.usable_bytes", lambda: 1e12)
     _residual_bytes.cache_clear()
-    rows = fitting_rows(config, config.rl, 4)
+    rows = fitting_rows(config.policy, config.rl, 4)
     assert rows == 4 == config.rl.micro_batch_tokens // config.rl.buckets[-1]
-    memory_line(config, config.rl)
+    memory_line(config.policy, config.rl)
     assert _residual_bytes.cache_info().misses == 1
 
 
 def test_the_line_names_the_parts_and_what_is_missing(monkeypatch):
     config = config_of()
-    line = memory_line(config, config.rl)
+    line = memory_line(config.policy, config.rl)
     assert line.startswith("about ") and f"process {PROCESS_BYTES / GIB:.2f}" in line
     assert "are free" not in line
     monkeypatch.setattr("compass_jax.memory.available_bytes", lambda: 0.5 * GIB)
     monkeypatch.setattr("compass_jax.memory.peak_bytes", lambda: 0.0)
-    assert "; 0.5 GiB are free: lower rl.micro_batch_tokens" in memory_line(config, config.rl)
-    assert "lower sft.micro_batch_tokens" in memory_line(config, config.sft)
+    assert "; 0.5 GiB are free: lower rl.micro_batch_tokens" in memory_line(
+        config.policy, config.rl
+    )
+    assert "lower sft.micro_batch_tokens" in memory_line(config.policy, config.sft)
 
 
 def machine(root, available, groups=(), cgroup="0::/a/b\n"):

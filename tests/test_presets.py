@@ -2,14 +2,16 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from evolve import evolve
 from tiny_run import tiny_run
 
+from compass_jax.config import apply
 from compass_jax.config.io import config_to_json
 from compass_jax.presets import PRESETS, describe_changes, fitted_preset, preset
-from compass_jax.runs.rundir import with_recorded_sizes
+from compass_jax.runs.rundir import recorded_sizes
 
 
 @pytest.mark.parametrize(
@@ -61,16 +63,20 @@ def test_few_prompts_are_all_in_a_step():
     assert (rl.prompts_per_step, rl.updates_per_rollout) == (3, 1)
 
 
+def resized(config, overridden=()):
+    return apply(config, recorded_sizes(Path(config.directory), overridden))
+
+
 def test_a_run_that_has_begun_keeps_the_sizes_that_were_chosen(tmp_path):
     config = replace(tiny_run(), run_dir=str(tmp_path))
     rl = replace(config.rl, micro_batch_tokens=77, group_size=2, buckets=(48, 72))
     sizes = {"slots": 2, "prompt_buckets": (24, 56), "cache_bucket": 24}
     old = evolve(config, rl=rl, rollout=sizes)
-    assert with_recorded_sizes(config) == config
+    assert resized(config) == config
     (tmp_path / "config.json").write_text(config_to_json(old))
-    assert with_recorded_sizes(config) == config, "nothing was trained"
+    assert resized(config) == config, "nothing was trained"
     (tmp_path / "metrics.jsonl").write_text(json.dumps({"stage": "rl", "step": 1}) + "\n")
-    assert with_recorded_sizes(config) == old
-    restored = with_recorded_sizes(config, ["rl.group_size", "rollout.slots"])
+    assert resized(config) == old
+    restored = resized(config, ["rl.group_size", "rollout.slots"])
     assert restored.rl.micro_batch_tokens == 77 and restored.rl.group_size == config.rl.group_size
     assert restored.rollout.slots == config.rollout.slots

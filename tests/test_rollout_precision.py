@@ -52,8 +52,8 @@ def test_the_sampler_computes_as_training_does_unless_told_otherwise():
     config = dataclasses.replace(
         tiny_run(), compute=ComputeConfig(dtype="bfloat16", logprob_chunk=7)
     )
-    assert config.rollout_compute == config.compute
-    other = with_rollout(config, dtype="float32").rollout_compute
+    assert config.policy.rollout_compute == config.compute
+    other = with_rollout(config, dtype="float32").policy.rollout_compute
     assert (other.dtype, other.logprob_chunk) == ("float32", 7)
 
 

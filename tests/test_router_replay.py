@@ -78,10 +78,10 @@ def test_the_configurations_are_what_the_experiment_says(tmp_path):
 
 def test_a_cold_start_outlives_a_change_of_the_settings_that_it_does_not_use(tmp_path):
     setup = smoke()
-    with RunDir(tmp_path / "sft_seed0", setup.cold_start(0, tmp_path)):
+    with RunDir(setup.cold_start(0, tmp_path)):
         (tmp_path / "sft_seed0" / "metrics.jsonl").write_text("{}\n")
     other = evolve(setup, deep={"rl": {"prompts_per_step": 16}})
-    with RunDir(tmp_path / "sft_seed0", other.cold_start(0, tmp_path)) as run:
+    with RunDir(other.cold_start(0, tmp_path)) as run:
         assert run.resumed
 
 

@@ -19,19 +19,27 @@ from tiny_run import TOKENIZER, tiny_run
 from compass_jax import distributed, session, sharding
 from compass_jax.config import ConfigError, DataConfig, MeshConfig
 from compass_jax.config.io import flatten
+from compass_jax.rewards.checks import code_of
 from compass_jax.rewards.joined import SharedScorer
-from compass_jax.runs.rundir import ConfigMismatch, RunDir, RunDirectoryInUse, look_into
+from compass_jax.runs.rundir import ConfigMismatch, RunDir, RunDirectoryInUse
 from compass_jax.session import (
     RunState,
     carry_tokenizer,
     code_changes,
     load_tokenizer,
     newest_checkpoint,
-    open_run,
     shared,
-    with_code,
     with_date,
 )
+
+
+def open_run(config):
+    return session.open_run(RunDir(config, code_of(config.data)))
+
+
+def dated(config):
+    data = with_date(config.data, config.model.vocab_size, config.directory)
+    return dataclasses.replace(config, data=data)
 
 
 @pytest.fixture
@@ -61,7 +69,7 @@ def test_a_resumed_run_renders_the_date_of_its_first_start(tmp_path, monkeypatch
 
     def started(day):
         monkeypatch.setattr(session, "datetime", SimpleNamespace(date=Day(day)))
-        return with_date(config)
+        return dated(config)
 
     first = started("2026-02-28")
     assert first.data.date == "2026-02-28" and started("2026-03-01").data.date == "2026-03-01"
@@ -70,10 +78,12 @@ def test_a_resumed_run_renders_the_date_of_its_first_start(tmp_path, monkeypatch
         (run.path / "metrics.jsonl").write_text("{}\n")
     with open_run(started("2026-03-01")) as run:
         assert run.resumed
-        prompt = load_tokenizer(run.config).render([{"role": "user", "content": "?"}])
+        prompt = load_tokenizer(run.config.data, run.config.model.vocab_size).render(
+            [{"role": "user", "content": "?"}]
+        )
     assert prompt == "28 Feb 2026: ?"
     chosen = evolve(config, data={"date": "2025-01-01"})
-    assert with_date(chosen) == chosen
+    assert dated(chosen) == chosen
     with (
         pytest.raises(ConfigMismatch, match=r"data\.date: '2026-02-28' in the run"),
         open_run(chosen),
@@ -113,7 +123,7 @@ def test_what_process_0_refuses_is_raised_in_every_process(tmp_path, second, mon
         pass
     monkeypatch.setattr(jax, "process_index", lambda: 0)
     with (
-        RunDir(tmp_path, config_at(tmp_path)),
+        RunDir(config_at(tmp_path)),
         pytest.raises(RunDirectoryInUse),
         open_run(config_at(tmp_path)),
     ):
@@ -139,7 +149,7 @@ def test_a_run_goes_on_with_a_reward_file_that_was_moved_and_holds_the_same(tmp_
     other.parent.mkdir()
     file.rename(other)
     moved = with_rewards(tmp_path / "run", other)
-    assert look_into(tmp_path / "run", with_code(moved))  # as --dry-run does
+    assert RunDir(moved, code_of(moved.data)).look()  # as --dry-run does
     with open_run(moved) as run:
         assert run.resumed and code_changes(run) == []
     recorded = json.loads((tmp_path / "run" / "config.json").read_text())

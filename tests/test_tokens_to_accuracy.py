@@ -34,7 +34,7 @@ def test_most_prompts_are_too_hard_and_held_out_ones_are_of_the_same_mix(tmp_pat
         experiment.FULL,
     )
     config.validate_for_rl()
-    tokenizer, shares = load_tokenizer(config), []
+    tokenizer, shares = load_tokenizer(config.data, config.model.vocab_size), []
     for prompts in (train_prompts, heldout_prompts):
         every = prompts(config.data, tokenizer, 0, print)
         assert max(len(x.tokens) for x in every) <= mostly_hard_cpu.PROMPT
@@ -46,7 +46,9 @@ def test_most_prompts_are_too_hard_and_held_out_ones_are_of_the_same_mix(tmp_pat
 def test_the_cold_start_works_out_too_hard_sums_within_a_rollout(tmp_path):
     config = experiment.base_config(0, tmp_path, smoke=False)
     labels = {f"sum_{terms}x{digits}" for terms, digits in mostly_hard_cpu.TOO_HARD}
-    examples, counts = sft_examples(config, load_tokenizer(config), print)
+    examples, counts = sft_examples(
+        config.sft, config.scored, load_tokenizer(config.data, config.model.vocab_size), print
+    )
     lengths = [int(x.mask.sum()) for x in examples if x.label in labels]
     assert len(lengths) == mostly_hard_cpu.WORKED_SOLUTIONS * len(labels) and not counts["too_long"]
     assert np.mean(lengths) > 40 and max(lengths) <= mostly_hard_cpu.ANSWER
@@ -160,7 +162,7 @@ def test_every_trial_is_a_configuration_that_may_run(smoke, tmp_path):
 def test_drafts_have_a_few_prompts_of_each_length_and_the_same_held_out_ones(tmp_path):
     base = experiment.base_config(0, tmp_path / "cold", smoke=True)
     config = experiment.Experiment(tmp_path, tmp_path, smoke=True)._with_prompts(base, 5)
-    every = train_prompts(base.data, load_tokenizer(base), 0, print)
+    every = train_prompts(base.data, load_tokenizer(base.data, base.model.vocab_size), 0, print)
     chosen = kept_prompts(every, config.data.keep_file)
     assert len(every) > 40 and chosen.tokens == 0
     assert set(Counter(x.label for x in chosen.prompts).values()) == {5}

@@ -10,6 +10,7 @@ from tiny_run import tiny_run
 from compass_jax import session, tpu_versions
 from compass_jax.commands.cli import main
 from compass_jax.config import ConfigError
+from compass_jax.runs.rundir import RunDir
 from compass_jax.tpu_flags import COMPILER_ALONE
 from compass_jax.tpu_versions import check_versions, installed
 
@@ -54,7 +55,7 @@ def test_a_run_on_a_tpu_is_refused_before_anything_is_written(tmp_path, monkeypa
     monkeypatch.setattr(session.jax, "devices", lambda: [Device()])
     monkeypatch.setattr(tpu_versions, "installed", lambda: {"jax": "0.10.2", "libtpu": "0.0.42"})
     config = tiny_run()
-    with pytest.raises(ConfigError, match=r"jax 0\.10\.2"), session.open_run(config):
+    with pytest.raises(ConfigError, match=r"jax 0\.10\.2"), session.open_run(RunDir(config)):
         pass
     assert list(tmp_path.iterdir()) == []
 

@@ -16,7 +16,7 @@ import dataclasses
 import json
 import math
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +24,7 @@ import jax
 from rich.console import Console
 
 from compass_jax.aliases import JsonObject
-from compass_jax.config import ConfigError, Objective, RunConfig
+from compass_jax.config import ConfigError, Objective, RunConfig, ScoredConfig
 from compass_jax.config.curriculum import at_step
 from compass_jax.config.io import flatten
 from compass_jax.distributed import (
@@ -62,7 +62,8 @@ def run_calibration(
     Saves no trained weights. A run in stages is measured in its first stage. Several processes
     measure together, of which the first prints and writes.
     """
-    config = at_step(config, 0)
+    rl, rollout = at_step(config.rl, config.rollout, 0)
+    config = dataclasses.replace(config, rl=rl, rollout=rollout)
     espo = config.rl.objective
     if not isinstance(espo, Espo) or espo.fixed_clip:
         raise ConfigError(
@@ -83,7 +84,9 @@ def run_calibration(
     lock = NewFolderLock(out)
     in_main_process(lock.__enter__)
     try:
-        measured, columns = _measure(dataclasses.replace(config, init_from=checkpoint), objectives)
+        with tempfile.TemporaryDirectory() as scratch:
+            run = dataclasses.replace(config, init_from=checkpoint, run_dir=scratch)
+            measured, columns = _measure(partial(Building, run), run.scored, scratch, objectives)
         rows = [_row(alpha, [u[i] for u in measured]) for i, alpha in enumerate(alphas)]
         result = {
             "vocab_size": columns,
@@ -106,28 +109,27 @@ def _write(result: JsonObject, folder: Path) -> None:
 
 
 def _measure(
-    config: RunConfig, objectives: Sequence[Objective]
+    building: Callable[..., Building],
+    scored: ScoredConfig,
+    scratch: str,
+    objectives: Sequence[Objective],
 ) -> tuple[list[list[dict[str, float]]], int]:
     """Returns the diagnostics of each objective for every update but the first, and the number of
     columns of the LM head.
-
-    The run directory is temporary.
     """
-    with tempfile.TemporaryDirectory() as scratch:
-        config = dataclasses.replace(config, run_dir=scratch)
-        with (
-            RunState() as stop,
-            open_scorer(config) as scorer,
-            Telemetry(scratch, 1, "rl", writes=is_main_process()) as telemetry,
-        ):
-            telemetry.note(notice(config.rewards.sandbox))
-            trainer = Building(config, scorer, stop, telemetry).trainer()
-            arrays = trainer.first_rollout()
-            diagnostics = [] if arrays is None else probe(trainer.learner, arrays, objectives)[1:]
-            if stop.interrupted:
-                telemetry.note("stopped on request; there is nothing to save")
-                raise SystemExit(stop.status)
-            return diagnostics, trainer.learner.model.columns
+    with (
+        RunState() as stop,
+        open_scorer(scored.rewards, scored.data) as scorer,
+        Telemetry(scratch, 1, "rl", writes=is_main_process()) as telemetry,
+    ):
+        telemetry.note(notice(scored.rewards.sandbox))
+        trainer = building(scorer, stop, telemetry).trainer()
+        arrays = trainer.first_rollout()
+        diagnostics = [] if arrays is None else probe(trainer.learner, arrays, objectives)[1:]
+        if stop.interrupted:
+            telemetry.note("stopped on request; there is nothing to save")
+            raise SystemExit(stop.status)
+        return diagnostics, trainer.learner.model.columns
 
 
 def probe(

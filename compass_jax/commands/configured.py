@@ -8,8 +8,9 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -19,17 +20,25 @@ from compass_jax.commands.overrides import settings_help
 from compass_jax.commands.parsing import help_text
 from compass_jax.commands.settings import first_settings
 from compass_jax.commands.table import BY_NAME
-from compass_jax.config import ConfigError, RLRunConfig, RunConfig, apply
+from compass_jax.config import (
+    ConfigError,
+    ModelConfig,
+    RLConfig,
+    RolloutConfig,
+    RunConfig,
+    SamplersConfig,
+    apply,
+)
 from compass_jax.config.apply import NO_SETTINGS, PRESET, flat_settings
 from compass_jax.config.errors import check, line_of, of_file
 from compass_jax.config.foreign import hub_hint
 from compass_jax.config.io import config_to_json, from_plain, read_config, to_plain
 from compass_jax.config.pipeline import PipelineConfig
-from compass_jax.config.ranges import Section, check_fields, describe_value
+from compass_jax.config.ranges import check_fields, describe_value
 from compass_jax.config.words import read_arguments
 from compass_jax.config.yaml_text import parse_yaml
 from compass_jax.families import find as families
-from compass_jax.runs.rundir import staged, with_recorded_sizes
+from compass_jax.runs.rundir import recorded_sizes, staged
 from compass_jax.untrusted import parse_json, read_text
 
 SHIPPED = Path(__file__).resolve().parents[1] / "configs"  # installed with the package
@@ -115,7 +124,7 @@ def _from_text(path: Path, kind: type[T]) -> T:
             data = _with_model(data, data["model"])
         base = {name: data[name] for name in ("name", "model") if name in data}
         settings = {name: data[name] for name in data if name not in base}
-        return apply(from_plain(kind, base), settings)
+        return apply(from_plain(kind, base), settings)  # type: ignore[return-value]
 
 
 @contextlib.contextmanager
@@ -202,7 +211,9 @@ _KEY = re.compile(r"([a-z_]\w*(?:\.\w+)*)(?:\[\d+\])* = ")
 
 
 @contextlib.contextmanager
-def locate_setting_errors(config: Section, name: str, overrides: Collection[str]) -> Iterator[None]:
+def locate_setting_errors(
+    sections: JsonMapping, name: str, overrides: Collection[str]
+) -> Iterator[None]:
     """Adds the file `name` and the line of the setting to an error about it, unless the setting
     came from the command line or no line sets it.
     """
@@ -213,10 +224,11 @@ def locate_setting_errors(config: Section, name: str, overrides: Collection[str]
         key = match[1] if match else ""
         if path is None or path.suffix in PLAIN or not key or key in overrides:
             raise
-        owner: object = config
-        for part in key.split(".")[:-1]:
+        first, *inner = key.split(".")
+        owner = sections.get(first) if inner else None
+        for part in inner[:-1]:
             owner = getattr(owner, part, None)
-        line = line_of(path, key, type(owner).__name__)
+        line = line_of(path, key, type(owner).__name__ if inner else RunConfig.__name__)
         raise type(error)(f"{path}{line}: {error}" if line else str(error)) from error
 
 
@@ -316,18 +328,8 @@ def run_configured(
         if first := first_settings(name):
             print(f"\n{first}")
         return 0 if wants_help else 2
-    if options.config and not model:
-        refuse_without_model(options)
-        config = load_config(options.config)
-        with locate_setting_errors(config, options.config, ()):
-            check_fields(config, "")
-        preset = getattr(options, PRESET, "")
-        config = apply(config, {**({PRESET: preset} if preset else {}), **settings})
-    elif model:
-        with _named_errors(Path(file), named_options) if file else contextlib.nullcontext():
-            config = config_from_options(options, settings, name)
-    else:
-        config = apply(config_of_run(options.checkpoint), settings)  # type: ignore[attr-defined]
+    with _named_errors(Path(file), named_options) if model and file else contextlib.nullcontext():
+        config = _config_of(name, options, settings)
     if wants_help:
         prog = f"compass {name} {options.config}".strip()
         print(f"{help_text(name)}\n\n{settings_help(config, prog)}")
@@ -336,17 +338,39 @@ def run_configured(
         config = staged(config, STAGES[name])
     if model:
         for stage in _runs_inside(options):
-            config = with_recorded_sizes(config, settings, stage)
+            sizes = recorded_sizes(Path(config.directory) / stage, settings)
+            config = apply(config, sizes)
         if hasattr(options, "preset"):
-            _tell_fitted(options, config, settings)
-    with locate_setting_errors(config, options.config, settings):
+            for line in _fitted(options, config.model, config.rollout, config.rl, settings):
+                print(line, file=sys.stderr if options.json else sys.stdout)
+    with locate_setting_errors(vars(config), options.config, settings):
         config = config.validate_for_rl() if name in FOR_RL else config.validate()
     families.check(config.model)
     if options.json and options.dry_run:
         print(config_to_json(config))
         return 0
-    _check_options(name, options, config)
-    return _run(name, options, config)
+    _check_options(name, options, config.samplers, config.rollout.max_new_tokens)
+    if options.dry_run:
+        from compass_jax.commands.dry_run import run_dry
+
+        scalar = " --scalar" if getattr(options, "scalar", False) else ""
+        run_dry(config, f"{name}{scalar}", getattr(options, "checkpoint", "") or None)
+        return 0
+    return _in_processes(options, partial(BY_NAME[name].run, options, config))
+
+
+def _config_of(name: str, options: Json, settings: JsonMapping) -> RunConfig:
+    """Returns the configuration that a command's options name, with `settings`."""
+    if getattr(options, "model", ""):
+        return config_from_options(options, settings, name)
+    if not options.config:
+        return apply(config_of_run(options.checkpoint), settings)
+    refuse_without_model(options)
+    config = load_config(options.config)
+    with locate_setting_errors(vars(config), options.config, ()):
+        check_fields(config, "")
+    preset = getattr(options, PRESET, "")
+    return apply(config, {**({PRESET: preset} if preset else {}), **settings})
 
 
 def _spelled_out(options: Json, settings: JsonMapping) -> tuple[Json, JsonMapping]:
@@ -367,17 +391,20 @@ def _spelled_out(options: Json, settings: JsonMapping) -> tuple[Json, JsonMappin
     return replace(options, config="", **named_options), {**short[1], **settings}
 
 
-def _tell_fitted(options: Json, config: RLRunConfig, settings: Collection[str]) -> None:
+def _fitted(
+    options: Json,
+    model: ModelConfig,
+    rollout: RolloutConfig,
+    rl: RLConfig,
+    settings: Collection[str],
+) -> Iterator[str]:
+    """Yields lines on what was chosen by the size of the data."""
     from compass_jax.from_files import describe_answer
     from compass_jax.presets import DEFAULT, describe_changes
 
-    answer = config.rollout.max_new_tokens
-    lines = (
-        describe_changes(options.preset or DEFAULT, config.rl, answer, settings),
-        describe_answer(config.rollout, config.model, settings),
-    )
-    for line in filter(None, lines):
-        print(line, file=sys.stderr if options.json else sys.stdout)
+    method = options.preset or DEFAULT
+    yield from filter(None, [describe_changes(method, rl, rollout.max_new_tokens, settings)])
+    yield from filter(None, [describe_answer(rollout, model, settings)])
 
 
 def _runs_inside(options: Json) -> tuple[str, ...]:
@@ -387,7 +414,7 @@ def _runs_inside(options: Json) -> tuple[str, ...]:
     return ("scalar",) if options.scalar else ("sft", "rl")
 
 
-def _check_options(name: str, options: Json, config: RunConfig) -> None:
+def _check_options(name: str, options: Json, run_has: SamplersConfig, longest: int) -> None:
     """Raises ConfigError for a missing option, or for two options that exclude each other."""
     if options.json and name not in ("plan", "eval"):
         raise ConfigError("--json prints the configuration of a --dry-run: give both, or neither")
@@ -398,11 +425,10 @@ def _check_options(name: str, options: Json, config: RunConfig) -> None:
     if samplers := getattr(options, "samplers", 0):
         count = f"--samplers {samplers}"
         check(samplers > 0, f"{count}: must be at least 0")
-        check(config.samplers.acts, f"{count}: the run has none, since samplers.address is empty")
+        check(run_has.acts, f"{count}: the run has none, since samplers.address is empty")
         searches = getattr(options, "search", 0)
         check(not searches, f"{count} with --search: the search tries layouts of the training")
     if tokens := getattr(options, "answer_tokens", 0):
-        longest = config.rollout.max_new_tokens
         message = f"--answer-tokens {tokens}: must be from 1 to rollout.max_new_tokens = {longest}"
         check(0 < tokens <= longest, message)
     if getattr(options, "follow", False):
@@ -416,21 +442,15 @@ def _check_options(name: str, options: Json, config: RunConfig) -> None:
             )
 
 
-def _run(name: str, options: Json, config: RunConfig) -> int:
-    command = BY_NAME[name]
-    if options.dry_run:
-        from compass_jax.commands.dry_run import run_dry
-
-        scalar = " --scalar" if getattr(options, "scalar", False) else ""
-        run_dry(config, f"{name}{scalar}", getattr(options, "checkpoint", "") or None)
-        return 0
+def _in_processes(options: Json, run: Callable[[], int]) -> int:
+    """Calls `run` in all processes of the run, with the cache of programs if it compiles any."""
     if not isinstance(options, Compiling):
-        return command.run(options, config)
+        return run()
     from compass_jax.distributed import processes
 
     with processes():
         keep_compiled(options)
-        return command.run(options, config)
+        return run()
 
 
 def keep_compiled(options: Compiling) -> None:

@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -22,7 +22,7 @@ from rich.console import Console
 from compass_jax.aliases import JsonMapping, JsonObject
 from compass_jax.commands.configured import SHIPPED, load_config
 from compass_jax.config import (
-    RLRunConfig,
+    PolicyConfig,
     RunConfig,
     ScoredConfig,
     ZeroVarianceConfig,
@@ -46,8 +46,6 @@ CONFIG = SHIPPED / "mostly_hard_cpu.py"
 WINDOW_SHARE = 0.25  # share of the run's tokens over which accuracies are averaged
 # margin of steps of the baseline, because its answers may become shorter
 SPARE_STEPS = 1.15
-
-R = TypeVar("R", bound=RLRunConfig)
 
 
 TOKENS, HELDOUT_METRIC = "waste/tokens_generated", "eval/heldout/avg_at_k"
@@ -100,7 +98,7 @@ def _run(folder: Path, seed: int, quick: Quick | None) -> JsonObject:
     exported = export_hf(rl.directory, folder / "hf", replace=True)
     console.print(f"exported: {exported}", highlight=False)
     console.rule("5/5 three held-out prompts, answered by the exported folder")
-    for prompt, text, reward in answer_from(rl, str(exported), 3):
+    for prompt, text, reward in answer_from(rl.policy, rl.scored, str(exported), 3):
         console.print(
             f"[bold]{prompt.question}[/]  (reference {prompt.answer}, reward {reward:g})\n{text}\n",
             highlight=False,
@@ -109,8 +107,10 @@ def _run(folder: Path, seed: int, quick: Quick | None) -> JsonObject:
     page = run_report([rl.directory, baseline.directory], console=Console(quiet=True))[-1]
     seconds = before + time.perf_counter() - started
     comparison = against_grpo(rl.directory, baseline.directory, first, last, trained["evaluation"])
-    summary = summarise(first, last, seconds, exported, rl)
+    summary = summarise(first, last, seconds, exported, Path(rl.directory))
     summary |= {
+        "seed": rl.seed,
+        "rl_steps": rl.rl.steps,
         "peak_memory_bytes": peak_memory(),
         "against_grpo": comparison.rows,
         "difference": comparison.paired,
@@ -282,7 +282,7 @@ def difference_in_words(paired: JsonMapping) -> str:
     return sentence + (": these prompts show no difference" if low <= 0 <= high else "")
 
 
-def baseline_config(rl: R) -> R:
+def baseline_config(rl: RunConfig) -> RunConfig:
     """Returns the baseline: the demo's RL run as GRPO was published (arXiv 2402.03300), without its
     KL penalty.
 
@@ -345,12 +345,15 @@ def demo_configs(
     return first, dataclasses.replace(config, run_dir=str(folder / "rl"), init_from=first.run_dir)
 
 
-def answer_from(config: ScoredConfig, weights: str, count: int) -> list[tuple[Prompt, str, float]]:
+def answer_from(
+    policy: PolicyConfig, scored: ScoredConfig, weights: str, count: int
+) -> list[tuple[Prompt, str, float]]:
     """Returns greedy answers to `count` held-out prompts over all difficulties, with rewards."""
-    engine, decode, tokenizer = decoder_of(config, weights)
-    prompts = heldout_prompts(config.data, tokenizer, config.seed)
+    data, seed = scored.data, scored.seed
+    engine, decode, tokenizer = decoder_of(policy, data, seed, weights)
+    prompts = heldout_prompts(data, tokenizer, seed)
     chosen = prompts[:: max(1, len(prompts) // count)][:count]
-    with open_scorer(config) as scorer:
+    with open_scorer(scored.rewards, data) as scorer:
         rollouts, scores = answers(
             engine,
             decode,
@@ -359,7 +362,7 @@ def answer_from(config: ScoredConfig, weights: str, count: int) -> list[tuple[Pr
             scorer,
             samples=1,
             sampler=Sampler(0.0),
-            seed=config.seed,
+            seed=seed,
         )
     return [
         (p, tokenizer.decode_response(r[0].response), s[0].reward)
@@ -368,10 +371,10 @@ def answer_from(config: ScoredConfig, weights: str, count: int) -> list[tuple[Pr
 
 
 def summarise(
-    first: Evaluation, last: Evaluation, seconds: float, exported: Path, rl: RLRunConfig
+    first: Evaluation, last: Evaluation, seconds: float, exported: Path, rl: Path
 ) -> JsonObject:
     """Returns the content of summary.json, with the main results first."""
-    series = read_metrics(Path(rl.directory) / "metrics.jsonl", "rl")
+    series = read_metrics(rl / "metrics.jsonl", "rl")
     at_first_step = {
         name.split("/")[-1]: float(series[name][1][0])
         for name in ("zero_variance/rate_all_right", "zero_variance/rate_all_wrong")
@@ -386,8 +389,6 @@ def summarise(
         "heldout_prompts": last.prompts,
         "wall_s": seconds,
         "hf_dir": str(exported),
-        "seed": rl.seed,
-        "rl_steps": rl.rl.steps,
         "first_step": at_first_step,
         "by_difficulty": {
             row["task"]: {k: v for k, v in row.items() if k != "task"}

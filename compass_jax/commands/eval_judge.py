@@ -69,4 +69,5 @@ def run_eval_judge(
         return judged(pairs, Pooled(judge), {"judge": judge.model, "endpoint": judge.endpoint}, out)
     questions = [messages(one.question, x, y) for one in pairs for x, y in (one[1:3], one[2:0:-1])]
     config = engine_config(judge, questions, max_tokens)
-    return judged(pairs, own_judge(config, judge), {"judge": judge}, out)
+    asker = own_judge(config.policy, config.data, config.seed, judge)
+    return judged(pairs, asker, {"judge": judge}, out)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from compass_jax.aliases import JsonObject
-from compass_jax.config import ConfigError, EvalRunConfig
+from compass_jax.config import ConfigError
 from compass_jax.config.io import read_config
 from compass_jax.distributed import (
     LOST,
@@ -88,7 +88,7 @@ class _Followed:
 
 
 def follow(
-    config: EvalRunConfig,
+    evaluator: Evaluator,
     run: str,
     out: str,
     *,
@@ -106,7 +106,7 @@ def follow(
     command continues. Process 0 looks for the checkpoints.
 
     Args:
-        config: settings of the sampling and of the verifiers.
+        evaluator: evaluates a checkpoint.
         run: directory of a run; it is only read.
         out: folder of the evaluations.
         pause: waits before the next look for checkpoints.
@@ -115,7 +115,7 @@ def follow(
     Raises ConfigError if `run` is not a run directory (any more), or if `out` is one or holds other
     metrics; and the errors of an evaluation.
     """
-    evaluator, warning = Evaluator(config), ""
+    warning = ""
     with ExitStack() as stack:
         followed: list[_Followed] = []  # in process 0
         in_main_process(lambda: followed.append(_Followed(run, out, stack)))

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from compass_jax.aliases import Json, Settings
 from compass_jax.commands.settings import default_of, field_docs
-from compass_jax.config import ConfigError, PolicyConfig
+from compass_jax.config import ConfigError, RunConfig
 
 _INDENT = "    "
 _WIDTH = 98  # columns of a comment
 
 
-def source_of(config: PolicyConfig) -> str:
+def source_of(config: RunConfig) -> str:
     """Returns the source of a Python file whose one function returns `config`: the settings that
     differ from their defaults, each with its comment.
     """
@@ -67,14 +67,16 @@ def _call(config: Settings, depth: int, classes: set[type]) -> str:
     )
 
 
-def write_initial(config: PolicyConfig, out: str) -> Path:
-    """Writes the file and returns its path. Raises ConfigError unless it is a new .py file."""
+def write_initial(source: str, out: str) -> Path:
+    """Writes a configuration file and returns its path. Raises ConfigError unless it is a new .py
+    file.
+    """
     path = Path(out)
     if path.suffix != ".py":
         raise ConfigError(f"{out}: a configuration is a Python file; name it something.py")
     try:
         with open(path, "x", encoding="utf-8") as file:
-            file.write(source_of(config))
+            file.write(source)
     except FileExistsError:
         raise ConfigError(f"{out} is there already: choose another name, or remove it") from None
     except OSError as error:

@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from compass_jax.commands.dry_run import try_rows
-from compass_jax.config import EvalRunConfig, ScoredConfig
+from compass_jax.config import ScoredConfig
 from compass_jax.config.data import HELDOUT
 from compass_jax.data.prompts import evaluation_sets, train_prompts
 from compass_jax.data.questions import unique_notices
@@ -28,7 +28,9 @@ _BAR = 40
 _WHOLE = 1000  # maximum lines of a prompt
 
 
-def run_look(config: EvalRunConfig, most: int = 2, console: Console | None = None) -> float | None:
+def run_look(
+    vocab_size: int, scored: ScoredConfig, most: int = 2, console: Console | None = None
+) -> float | None:
     """Prints the splits, lengths against the prompt buckets, `most` rendered prompts, and the
     verdicts on the rows' own ground truths.
 
@@ -40,10 +42,11 @@ def run_look(config: EvalRunConfig, most: int = 2, console: Console | None = Non
     def line(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
-    tokenizer = load_tokenizer(config)
+    data, seed = scored.data, scored.seed
+    tokenizer = load_tokenizer(data, vocab_size)
     report_once = unique_notices(line)
-    prompts = train_prompts(config.data, tokenizer, config.seed, report_once)
-    settings = config.data, config.evaluation, tokenizer, config.seed
+    prompts = train_prompts(data, tokenizer, seed, report_once)
+    settings = data, scored.evaluation, tokenizer, seed
     sets = {one.name: one.prompts for one in evaluation_sets(*settings, None, report_once)}
     splits = {"training": prompts, "held out": sets.pop(HELDOUT, []), **sets}
     for name, split in splits.items():
@@ -51,16 +54,17 @@ def run_look(config: EvalRunConfig, most: int = 2, console: Console | None = Non
         parts = ", ".join(f"{label} {count:,}" for label, count in labels.most_common(10))
         line(f"{name}: {len(split):,} prompts ({parts})" if split else f"{name}: none")
     for text in missing_requests(
-        config.data, config.rewards.answer_tag, prompts, partial(tokenizer.decode, special=True)
+        data, scored.rewards.answer_tag, prompts, partial(tokenizer.decode, special=True)
     ):
         for part in textwrap.wrap(text, max(console.width, 40), break_on_hyphens=False):
             line(part)
-    for text in histogram([len(p.tokens) for p in prompts], config.rollout.prompt_buckets):
+    for text in histogram([len(p.tokens) for p in prompts], scored.rollout.prompt_buckets):
         line(text)
     for prompt in prompts[:most]:
         _show(line, prompt, tokenizer, console.width)
-    try_rows(config, [prompt for split in splits.values() for prompt in split])
-    return _judge(config, prompts, line)
+    every = [prompt for split in splits.values() for prompt in split]
+    try_rows(scored.rewards, data, every)
+    return _judge(scored, prompts, line)
 
 
 def histogram(lengths: Sequence[int], buckets: Sequence[int]) -> list[str]:
@@ -91,23 +95,23 @@ def _show(line, prompt: Prompt, tokenizer: Tokenizer, width: int) -> None:
         line(text_lines("truth", str(prompt.answer), width, 1)[0])
 
 
-def _judge(config: ScoredConfig, prompts: Sequence[Prompt], line) -> float | None:
+def _judge(scored: ScoredConfig, prompts: Sequence[Prompt], line) -> float | None:
     """Returns the share of judged ground truths that their own verifier finds right."""
     answered = [prompt for prompt in prompts if prompt.answer]
     if not answered:
         return None
     judged = answered[:MOST_REFERENCES]
-    tag = config.rewards.answer_tag
+    tag = scored.rewards.answer_tag
     responses = [
         f"<{tag}>{prompt.answer}</{tag}>" if tag else str(prompt.answer) for prompt in judged
     ]
-    with open_scorer(config) as scorer:
+    with open_scorer(scored.rewards, scored.data) as scorer:
         for n, prompt in enumerate(judged):
             scorer.submit(n, prompt, responses[n])
         scores: dict[Any, Score] = {}
         while len(scores) < len(judged):
             scores.update(scorer.collect(block=True))
-    at = config.rewards.right_at
+    at = scored.rewards.right_at
     known = [n for n, x in sorted(scores.items()) if x.known]
     wrong = [n for n in known if scores[n].reward < at]
     line("─" * 80)

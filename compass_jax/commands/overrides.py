@@ -6,32 +6,21 @@ import contextlib
 import io
 import json
 import typing
-from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from compass_jax.aliases import Json
 from compass_jax.commands.parsing import tidy_help
 from compass_jax.commands.settings import class_sentence, describe
-from compass_jax.config import Drafts, RLRunConfig, Seam, StepPolicy, apply
+from compass_jax.config import Drafts, ModelConfig, RLConfig, RunConfig, Seam, StepPolicy
 from compass_jax.config.verifiers import Options
-from compass_jax.config.words import options_of, read_arguments
-
-R = TypeVar("R", bound=RLRunConfig)
+from compass_jax.config.words import options_of
 
 
-def override(config: R, arguments: Sequence[str]) -> R:
-    """Returns `config` with the settings of a command line (`--rl.steps 3`,
-    `--rl.advantage.divide-by-std False`, `--data.sources.0.size 50`). Raises ConfigError as
-    `apply`.
-    """
-    return apply(config, read_arguments(arguments))
-
-
-def settings_help(config: RLRunConfig, prog: str) -> str:
+def settings_help(config: RunConfig, prog: str) -> str:
     """Returns the help text of all settings, each with its value in `config`."""
     import tyro
 
-    for part in (type(config), *map(type, _seams(config))):
+    for part in (type(config), *map(type, _seams(config.rl, config.model))):
         describe(part)
     registry = tyro.constructors.ConstructorRegistry()
     registry.primitive_rule(_options_as_json)
@@ -41,7 +30,7 @@ def settings_help(config: RLRunConfig, prog: str) -> str:
             default=config,
             args=["--help"],
             prog=prog,
-            description=_about(config),
+            description=_about(config.rl, config.model),
             # The configuration fixes the classes of its sources and whether there are experts.
             config=(tyro.conf.AvoidSubcommands, tyro.conf.FlagConversionOff),
             registry=registry,
@@ -49,29 +38,29 @@ def settings_help(config: RLRunConfig, prog: str) -> str:
     return tidy_help(text.getvalue())
 
 
-def _about(config: RLRunConfig) -> str:
+def _about(rl: RLConfig, model: ModelConfig) -> str:
     lines = ["Settings, each with its value in this configuration."]
-    for part in _seams(config):
+    for part in _seams(rl, model):
         lines.append(
             f"--{part.key.replace('_', '-')} NAME: {class_sentence(part)} (default: {part.name})"
         )
-    if config.rl.step_policy is None:
+    if rl.step_policy is None:
         names = ", ".join(StepPolicy.classes)
         about = f"{names}, or your own file.py:Class. (default: none, by other settings)"
         lines.append(f"--rl.step-policy NAME: Class: {about}")
-    if config.rl.drafts is None:
+    if rl.drafts is None:
         names = ", ".join(Drafts.classes)
         about = f"{names}, or your own file.py:Class. (default: none)"
         lines.append(f"--rl.drafts NAME: Class: {about}")
-    if not config.rl.hooks:
+    if not rl.hooks:
         about = "Classes of your own as file.py:Class, or a list in JSON. (default: none)"
         lines.append(f"--rl.hooks NAME ...: {about}")
     return "\n".join(lines)
 
 
-def _seams(config: RLRunConfig) -> list[Seam]:
+def _seams(rl: RLConfig, model: ModelConfig) -> list[Seam]:
     """Returns the settings whose class is chosen by name."""
-    rl, moe = config.rl, config.model.moe
+    moe = model.moe
     parts = rl.objective, rl.advantage, rl.correction, rl.step_policy, rl.drafts
     return [part for part in (*parts, moe and moe.router) if part]
 

@@ -158,7 +158,7 @@ def make_engine(options: Serve) -> tuple[Engine, Tree, Tokenizer]:
     data = DataConfig(tokenizer=str(folder), chat_format=options.chat_format)
     data.validate()
     run = RunConfig(name="serve", model=model, rollout=rollout, mesh=mesh, data=data)
-    return decoder_of(run, weights)
+    return decoder_of(run.policy, data, run.seed, weights)
 
 
 def _model_with_tokenizer(weights: str) -> tuple[ModelConfig, Path]:

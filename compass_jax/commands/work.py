@@ -18,7 +18,7 @@ from rich.console import Console
 from compass_jax.aliases import Json, JsonObject
 from compass_jax.commands import options as commands
 from compass_jax.commands.configured import config_from_options, keep_compiled, load_config_as
-from compass_jax.config import ConfigError, EvalRunConfig, RLRunConfig, RunConfig, ScoredConfig
+from compass_jax.config import ConfigError, RunConfig
 from compass_jax.errors import STRICT
 from compass_jax.runs.rundir import NewFolderLock, NewRunLock
 
@@ -79,25 +79,26 @@ def train_judge(options: commands.TrainJudge, config: RunConfig) -> int:
     return _status(run_train_judge(config, options.scalar))
 
 
-def data(options: commands.Data, config: EvalRunConfig) -> int:
+def data(options: commands.Data, config: RunConfig) -> int:
     """Shows prompts and checks their rewards."""
     from compass_jax.commands.look import run_look
 
-    run_look(config, options.most)
+    run_look(config.model.vocab_size, config.scored, options.most)
     return 0
 
 
-def evaluate(options: commands.Eval, config: EvalRunConfig) -> int:
+def evaluate(options: commands.Eval, config: RunConfig) -> int:
     """Evaluates a checkpoint, or each checkpoint of a run in training."""
+    from compass_jax.experience.evaluate import Evaluator, run_eval
+
+    evaluator = Evaluator(config.policy, config.scored)
     if options.follow:
         from compass_jax.commands.follow import follow
 
-        warning: Any = follow(config, options.checkpoint, options.out, strict=options.strict)
+        warning: Any = follow(evaluator, options.checkpoint, options.out, strict=options.strict)
     else:
-        from compass_jax.experience.evaluate import run_eval
-
         out = options.out or None
-        result = run_eval(config, options.checkpoint, out, as_json=options.json)
+        result = run_eval(evaluator, options.checkpoint, out, as_json=options.json)
         warning = result.get("warning")
     return STRICT if options.strict and warning else 0
 
@@ -113,17 +114,18 @@ def calibrate_alpha(options: commands.CalibrateAlpha, config: RunConfig) -> int:
     return 0
 
 
-def filter_prompts(options: commands.Filter, config: ScoredConfig) -> int:
+def filter_prompts(options: commands.Filter, config: RunConfig) -> int:
     """Estimates pass rates and selects prompts."""
     from compass_jax.pipeline.offline_filter import Bounds, run_filter
 
     bounds = Bounds(options.samples, options.low, options.high)
-    run_filter(config, options.checkpoint, options.out, bounds)
+    run_filter(config.policy, config.scored, options.checkpoint, options.out, bounds)
     return 0
 
 
-def plan(options: commands.Plan, config: RLRunConfig) -> int:
+def plan(options: commands.Plan, config: RunConfig) -> int:
     """Compiles every program of a step for TPUs; returns 0 if the run fits in memory, else 1."""
+    from compass_jax.plan.programs import Step, topology_devices
     from compass_jax.plan.report import draw_plan, print_plan
     from compass_jax.plan.run import make_plan
     from compass_jax.tpu_versions import check_versions
@@ -135,8 +137,9 @@ def plan(options: commands.Plan, config: RLRunConfig) -> int:
     console = Console(stderr=options.json, highlight=False, width=width)
     with console.status("starting the TPU's compiler") as status:
         tell = status.update if console.is_terminal else console.print
+        step = Step(config, topology_devices(options.topology), bool(options.samplers))
         counts = options.samplers, options.answer_tokens
-        result = make_plan(config, options.topology, tell, *counts)
+        result = make_plan(step, options.topology, tell, *counts)
     print_plan(result, console)
     if options.search:
         from compass_jax.plan.search import search
@@ -253,11 +256,11 @@ def serve(options: commands.Serve) -> int:
 
 def init(options: commands.Init) -> int:
     """Writes a configuration file."""
-    from compass_jax.commands.initial import write_initial
+    from compass_jax.commands.initial import source_of, write_initial
 
     if not options.model:
         raise ConfigError("--model FOLDER is missing: which model is to be trained?")
-    path = write_initial(config_from_options(options, command="init"), options.out)
+    path = write_initial(source_of(config_from_options(options, command="init")), options.out)
     print(f"written: {path}; next: compass train {path}")
     return 0
 

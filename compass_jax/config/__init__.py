@@ -5,9 +5,9 @@ checks the settings that must agree between components. An error names the key i
 command line (`rl.group_size`). Classes that a jitted function takes as static arguments are
 hashable.
 
-`RunConfig` inherits the settings of each kind of run (`PolicyConfig`, `ScoredConfig`,
-`SFTRunConfig`, `EvalRunConfig`, `RLRunConfig`), and `RLConfig` those of its three consumers, so
-that a function can take no more than it reads.
+A function takes no more than it reads: a section, or what `RunConfig.policy`, `RunConfig.scored`
+and `RunConfig.learner` return of the run's. `RLConfig` inherits the settings of its three
+consumers.
 """
 
 from __future__ import annotations
@@ -39,15 +39,10 @@ from compass_jax.config.rewards import RewardConfig
 from compass_jax.config.rl_stage import RLStage
 from compass_jax.config.rope import LinearRope, Llama3Rope, RopeScaling, YarnRope
 from compass_jax.config.router import Router
-from compass_jax.config.run import (
-    EvalRunConfig,
-    RLRunConfig,
-    RunConfig,
-    ScoredConfig,
-    SFTRunConfig,
-)
+from compass_jax.config.run import RunConfig
 from compass_jax.config.samplers import SamplersConfig
 from compass_jax.config.sampling import SamplingConfig
+from compass_jax.config.scored import ScoredConfig
 from compass_jax.config.seam import Seam, seam_class
 from compass_jax.config.sft import SFTConfig
 from compass_jax.config.step_hook import StepHook
@@ -65,7 +60,6 @@ __all__ = [
     "Drafts",
     "EngineJudgeConfig",
     "EvalConfig",
-    "EvalRunConfig",
     "EvalSet",
     "FileSource",
     "GuardConfig",
@@ -83,7 +77,6 @@ __all__ = [
     "PolicyConfig",
     "ProceduralSource",
     "RLConfig",
-    "RLRunConfig",
     "RLStage",
     "RewardConfig",
     "RolloutConfig",
@@ -91,7 +84,6 @@ __all__ = [
     "Router",
     "RunConfig",
     "SFTConfig",
-    "SFTRunConfig",
     "SamplersConfig",
     "SamplingConfig",
     "ScalarJudgeConfig",

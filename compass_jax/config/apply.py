@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, TypeVar
+from typing import Any
 
 from compass_jax.aliases import Hint, Json, JsonMapping, JsonObject, Settings
 from compass_jax.config import named
@@ -19,6 +19,7 @@ from compass_jax.config.drafts import Drafts
 from compass_jax.config.errors import ConfigError
 from compass_jax.config.foreign import suggestion
 from compass_jax.config.io import KIND, NAME, decode, flatten, is_removed
+from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.objective import Objective
 from compass_jax.config.ranges import Section, check_fields, field_hints
 from compass_jax.config.router import Router
@@ -26,7 +27,6 @@ from compass_jax.config.run import RunConfig
 from compass_jax.config.seam import Seam, seam_class
 from compass_jax.config.step_policy import StepPolicy
 
-S = TypeVar("S", bound=Section)
 SEAMS: tuple[type[Seam], ...] = Objective, Advantage, Correction, StepPolicy, Drafts, Router
 _SEAMS = {base.key: base for base in SEAMS}
 PRESET = "preset"
@@ -35,7 +35,7 @@ NO_SETTINGS: JsonMapping = MappingProxyType({})
 _WITH_PRESET = "compass_jax.presets:with_preset"
 
 
-def apply(config: S, settings: JsonMapping) -> S:
+def apply(config: RunConfig, settings: JsonMapping) -> RunConfig:
     """Returns `config` with settings by their dotted names, with "-" or "_": {"rl.steps": 4,
     "data.sources.0.repeat": 2}. A value may be a mapping of further names.
 
@@ -46,20 +46,24 @@ def apply(config: S, settings: JsonMapping) -> S:
     Raises ConfigError for an unknown setting, with the nearest ones, and for a value of the wrong
     type or out of its range.
     """
-    named_settings = flat_settings(settings)
-    changed: Any = config
+    named_settings, hints = flat_settings(settings), field_hints(RunConfig)
+    sections = {key: getattr(config, key) for key in hints}
     for name in sorted(named_settings, key=_rank):
-        value = named_settings[name]
-        if name == PRESET:
-            changed = named.load(_WITH_PRESET, PRESET)(changed, decode(value, str, name))
-        elif name in _SEAMS and not isinstance(value, Seam):
-            changed = _with_class(changed, _SEAMS[name], decode(value, str | None, name))
-        else:
-            if name.startswith("rollout_mesh."):
-                changed = changed.with_rollout_mesh()
-            changed = _replaced(changed, name.split("."), value, name, changed)
+        try:
+            key, section = _changed_section(sections, name, named_settings[name], hints)
+        except _NoSuchSetting:
+            known = [x for key, section in sections.items() for x in flatten(section, key)]
+            hint = suggestion(name, known)
+            message = f"{name[:200]}: no such setting" + (f"; {hint}" if hint else "")
+            raise ConfigError(message) from None
+        sections[key] = section
+    changed = dataclasses.replace(config, **sections)
     check_fields(changed, "")
     return changed
+
+
+class _NoSuchSetting(Exception):
+    pass
 
 
 def flat_settings(settings: JsonMapping) -> JsonObject:
@@ -104,41 +108,48 @@ def _rank(name: str) -> int:
     return 1 + (order.index(name) if name in order else len(order))
 
 
-def _with_class(config: Any, base: type[Seam], name: str | None) -> Any:
-    """Returns `config` with the class `name` as the setting of `base`, or with the recipe of that
-    name, which changes more settings of RL.
-
-    Raises ConfigError for a class that cannot be used.
+def _changed_section(
+    sections: JsonObject, name: str, value: Json, hints: JsonObject
+) -> tuple[str, Any]:
+    """Returns the name and the new value of the section that a setting changes. Raises
+    _NoSuchSetting, and ConfigError for a class that cannot be used.
     """
-    if name is not None and name in base.recipes:
-        recipe = named.load(base.recipes[name], base.key)
-        return dataclasses.replace(config, rl=recipe(config.rl, config.rollout.max_new_tokens))
-    if base is Router and config.model.moe is None:
-        raise ConfigError(f"{Router.key} = {name}: the model is dense and has no router")
-    off = name in (None, "none") and base in (StepPolicy, Drafts)
-    part = None if off else seam_class(base, str(name))()
-    return _replaced(config, base.key.split("."), part, base.key, config)
+    rl, rollout = sections["rl"], sections["rollout"]
+    if name == PRESET:
+        with_preset = named.load(_WITH_PRESET, PRESET)
+        return "rl", with_preset(rl, rollout, decode(value, str, name))
+    if name in _SEAMS and not isinstance(value, Seam):
+        base, word = _SEAMS[name], decode(value, str | None, name)
+        if word is not None and word in base.recipes:  # changes more settings of RL
+            recipe = named.load(base.recipes[word], base.key)
+            return "rl", recipe(rl, rollout.max_new_tokens)
+        if base is Router and sections["model"].moe is None:
+            raise ConfigError(f"{name} = {word}: the model is dense and has no router")
+        off = word in (None, "none") and base in (StepPolicy, Drafts)
+        value = None if off else seam_class(base, str(word))()
+    key, *inner = name.split(".")
+    if key not in hints:
+        raise _NoSuchSetting
+    section = sections[key]
+    if key == "rollout_mesh" and section is None and inner:
+        section = MeshConfig()
+    return key, _changed(section, inner, value, hints[key], name)
 
 
-def _replaced(part: Any, path: list[str], value: Json, name: str, config: Section) -> Any:
-    """Returns `part` of `config` with `value` at `path`; `name` is the whole setting."""
+def _changed(part: Any, path: list[str], value: Json, hint: Hint, name: str) -> Any:
+    """Returns `part`, of the type `hint`, with `value` at `path`; `name` is the whole setting."""
+    if not path:
+        return decode(value, hint, name)
     key, *inner = path
     if isinstance(part, tuple) and key.isdecimal() and int(key) < len(part):
         i = int(key)
-        entry = _changed(part[i], inner, value, type(part[i]), name, config)
+        entry = _changed(part[i], inner, value, type(part[i]), name)
         return (*part[:i], entry, *part[i + 1 :])
     cls: Settings = type(part)
     hints = field_hints(cls) if dataclasses.is_dataclass(part) else {}
     if is_removed(cls, key, value, name):
         return part
     if key not in hints:
-        hint = suggestion(name, flatten(config))
-        raise ConfigError(f"{name[:200]}: no such setting" + (f"; {hint}" if hint else ""))
-    changed = _changed(getattr(part, key), inner, value, hints[key], name, config)
+        raise _NoSuchSetting
+    changed = _changed(getattr(part, key), inner, value, hints[key], name)
     return dataclasses.replace(part, **{key: changed})
-
-
-def _changed(
-    current: Any, inner: list[str], value: Json, hint: Hint, name: str, config: Section
-) -> Any:
-    return _replaced(current, inner, value, name, config) if inner else decode(value, hint, name)

@@ -6,13 +6,12 @@ the end of a run, and the next stage resumes from its checkpoint like an extende
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeVar
+from dataclasses import replace
+from typing import NamedTuple
 
-from compass_jax.config.rl_stage import Band
-from compass_jax.config.run import RLRunConfig
+from compass_jax.config.data import RolloutConfig
+from compass_jax.config.rl_stage import Band, RLStage
 from compass_jax.config.training import RLConfig
-
-R = TypeVar("R", bound=RLRunConfig)
 
 
 class Stage(NamedTuple):
@@ -43,18 +42,34 @@ def stage_at(rl: RLConfig, done_steps: int) -> Stage:
     return Stage(number, min([*later, rl.steps]), mix, len(stages))
 
 
-def at_step(config: R, done_steps: int) -> R:
+def of_stage(
+    rl: RLConfig, rollout: RolloutConfig, stage: RLStage
+) -> tuple[RLConfig, RolloutConfig]:
+    """Returns a run's settings with those of one stage applied, without stages."""
+    rate = rl.optim.learning_rate if stage.learning_rate is None else stage.learning_rate
+    return replace(
+        rl,
+        stages=(),
+        group_size=stage.group_size or rl.group_size,
+        objective=stage.objective or rl.objective,
+        optim=replace(rl.optim, learning_rate=rate),
+    ), replace(rollout, max_new_tokens=stage.max_new_tokens or rollout.max_new_tokens)
+
+
+def at_step(
+    rl: RLConfig, rollout: RolloutConfig, done_steps: int
+) -> tuple[RLConfig, RolloutConfig]:
     """Returns the settings of the step that follows `done_steps` steps, with the stage's settings
     applied and no stages.
     """
-    if not config.rl.stages:
-        return config
-    return config.of_stage(config.rl.stages[stage_at(config.rl, done_steps).number])
+    if not rl.stages:
+        return rl, rollout
+    return of_stage(rl, rollout, rl.stages[stage_at(rl, done_steps).number])
 
 
-def largest_stage(config: R) -> R:
+def largest_stage(rl: RLConfig, rollout: RolloutConfig) -> tuple[RLConfig, RolloutConfig]:
     """Returns the settings of the stage whose rollouts have the most tokens, without stages, for
     memory estimates.
     """
-    stages = [config.of_stage(stage) for stage in config.rl.stages] or [config]
-    return max(stages, key=lambda one: one.rollout.max_length * one.rl.capacity)
+    stages = [of_stage(rl, rollout, stage) for stage in rl.stages] or [(rl, rollout)]
+    return max(stages, key=lambda one: one[1].max_length * one[0].capacity)

@@ -102,8 +102,12 @@ def flatten(config: Settings, key: str = "") -> JsonObject:
 
 def differences(old: Settings, new: Settings) -> dict[str, tuple[Json, Json]]:
     """Returns the keys whose values differ, with (old, new); "absent" for a missing key."""
-    a, b = flatten(old), flatten(new)
-    pairs = {key: (a.get(key, "absent"), b.get(key, "absent")) for key in a | b}
+    return changed_keys(flatten(old), flatten(new))
+
+
+def changed_keys(old: JsonObject, new: JsonObject) -> dict[str, tuple[Json, Json]]:
+    """Returns `differences` of two configurations by `flatten`."""
+    pairs = {key: (old.get(key, "absent"), new.get(key, "absent")) for key in old | new}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 

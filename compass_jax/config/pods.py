@@ -5,7 +5,7 @@ tokens.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Literal, TypeVar
+from typing import Literal
 
 from compass_jax.config.algorithm import ShapingConfig
 from compass_jax.config.correction import named_correction
@@ -15,12 +15,10 @@ from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, ModelConfig, MoEConfig
 from compass_jax.config.objective import Objective
 from compass_jax.config.rewards import RewardConfig
-from compass_jax.config.run import RunConfig, ScoredConfig
+from compass_jax.config.run import RunConfig
 from compass_jax.config.seam import seam_class
 from compass_jax.config.training import RLConfig, ZeroVarianceConfig
 from compass_jax.config.updates import OptimConfig
-
-S = TypeVar("S", bound=ScoredConfig)
 
 PROMPT, ANSWER = 2048, 30_720  # numbers of tokens, 32,768 in total
 # Pairs of a token and an expert that a device receives at once in an MoE layer; it computes those
@@ -190,7 +188,7 @@ def _rl(prompts: int, rows: int, replay: Literal["R3", "off"]) -> RLConfig:
 JUDGE = EngineJudgeConfig("weights/judge", prompt_buckets=(2048, 8192), max_tokens=512, slots=128)
 
 
-def phase_two(config: S, weights: str) -> S:
+def phase_two(config: RunConfig, weights: str) -> RunConfig:
     """Returns the second phase of arXiv 2512.07710 ("domain expansion"), which starts from the
     first phase's `weights`.
 

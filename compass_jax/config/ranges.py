@@ -186,15 +186,15 @@ class Section:
         return self
 
     def part(self, cls: type[P]) -> P:
-        """Returns an instance of `cls`, one of the classes that this section inherits, with that
-        class's settings alone. A setting that is itself a section of a larger class is reduced
-        alike. The result does not change where another setting does.
+        """Returns an instance of `cls`, all of whose settings this section has, too. A setting that
+        is itself a section of a larger class is reduced alike. The result does not change where
+        another setting does.
         """
         values, fields = {}, field_hints(typing.cast(Any, cls))
         for name, hint in fields.items():
             value = getattr(self, name)
             narrower = isinstance(hint, type) and issubclass(hint, Section)
-            values[name] = value.part(hint) if narrower else value
+            values[name] = value.part(hint) if narrower and type(value) is not hint else value
         return cls(**values)
 
     def _check(self, key: str) -> None:
@@ -211,13 +211,15 @@ class Section:
 
 
 def own_code(value: Json) -> Json:
-    """Returns a name of user code, or names with weights (pairs or a mapping), as pairs with
-    absolute paths.
+    """Returns a name of user code, names, or names with weights (pairs or a mapping), as pairs,
+    with absolute paths.
     """
     value = tuple(value.items()) if isinstance(value, Mapping) else value
-    if not isinstance(value, tuple):
+    if not isinstance(value, list | tuple):
         return absolute(value)
-    return tuple((absolute(x[0]), *x[1:]) if isinstance(x, tuple) and x else x for x in value)
+    return tuple(
+        (absolute(x[0]), *x[1:]) if isinstance(x, tuple) and x else absolute(x) for x in value
+    )
 
 
 @functools.cache

@@ -346,7 +346,7 @@ def _by_engine(
     tools = [question.tools for question in all_questions]
     run = engine_config(config.model, chats, config.max_tokens or None, tools)
     run = replace(run, data=replace(run.data, chat_format=config.chat_format))
-    engine, params, tokenizer = decoder_of(run, config.model)
+    engine, params, tokenizer = decoder_of(run.policy, run.data, run.seed, config.model)
     by_id = {question.id: question for question, _ in pending}
     prompts = to_prompts(list(by_id.values()), tokenizer)
     prompts = fitting(prompts, run.rollout.prompt_buckets[-1], "drop", tell)

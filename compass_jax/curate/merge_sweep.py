@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from compass_jax.aliases import JsonObject
-from compass_jax.config import EvalRunConfig
+from compass_jax.config import RunConfig
 from compass_jax.config.data import HELDOUT
 from compass_jax.config.io import config_to_json
 from compass_jax.curate.merge import MergeError
@@ -33,11 +33,11 @@ Merge = Callable[[tuple[float, float], Path], Any]  # (weights, new folder)
 def run_sweep(
     merge: Merge,
     weights: Sequence[float],
-    config: EvalRunConfig,
+    config: RunConfig,
     out: str | Path,
     settings: JsonObject,
     keep: bool = False,
-    evaluate: Callable[[EvalRunConfig, str], Evaluation] = evaluate_weights,
+    evaluate: Callable[[RunConfig, str], Evaluation] = evaluate_weights,
 ) -> list[JsonObject]:
     """Merges two parents with weights w and 1 - w for each w, and evaluates each result.
 

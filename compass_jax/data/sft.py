@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 
 from compass_jax.aliases import JsonObject
-from compass_jax.config import DataConfig, ProceduralSource, SFTConfig, SFTRunConfig
+from compass_jax.config import DataConfig, ProceduralSource, ScoredConfig, SFTConfig
 from compass_jax.data.files import (
     BadRows,
     DataError,
@@ -103,9 +103,12 @@ class SFTExample:
 
 
 def sft_examples(
-    config: SFTRunConfig, tokenizer: Tokenizer, tell: Tell = logger.warning
+    sft: SFTConfig,
+    scored: ScoredConfig,
+    tokenizer: Tokenizer,
+    tell: Tell = logger.warning,
 ) -> tuple[list[SFTExample], dict[str, int]]:
-    """Returns the examples of `config.sft` and their counts.
+    """Returns the examples of `sft` and their counts.
 
     The counts are examples, duplicates, too_long, heldout (the last three are dropped), bad (if
     rows are skipped), tokens, assistant_tokens, and "from/<label>" for each label before
@@ -113,15 +116,15 @@ def sft_examples(
 
     Raises DataError for a file or label that cannot be used, or if no example remains.
     """
-    tell_splits((*config.sft.files, *config.sft.preferences), tell)
-    pool = questions(config.data, config.seed, tell)
+    tell_splits((*sft.files, *sft.preferences), tell)
+    pool = questions(scored.data, scored.seed, tell)
     heldout_questions, matched = heldout_texts(pool), set[str]()
     counts: Counter[str] = Counter(duplicates=0, too_long=0, heldout=0)
     seen: set[str] = set()
     examples: list[SFTExample] = []
-    bad = BadRows(config.sft.bad_rows == "skip", tell)
-    of_files = conversations(config.sft, config.data.system_prompt, tell, bad)
-    other_rows = other_conversations(config.sft, config.data, config.rewards.answer_tag, pool, tell)
+    bad = BadRows(sft.bad_rows == "skip", tell)
+    of_files = conversations(sft, scored.data.system_prompt, tell, bad)
+    other_rows = other_conversations(sft, scored.data, scored.rewards.answer_tag, pool, tell)
     for row in chain(of_files, other_rows):
         if matches := heldout_questions.intersection(asks(row)):
             counts["heldout"] += 1
@@ -134,13 +137,13 @@ def sft_examples(
             continue
         if example.key in seen:
             counts["duplicates"] += 1
-        elif example.longest > config.sft.buckets[-1]:
+        elif example.longest > sft.buckets[-1]:
             counts["too_long"] += 1
         else:
             examples += [example] * row.times
             counts[f"from/{row.label}"] += 1
         seen.add(example.key)
-    if line := sets_asked(config.data, pool, matched):
+    if line := sets_asked(scored.data, pool, matched):
         tell(line)
     counts.update(
         examples=len(examples),
@@ -149,7 +152,7 @@ def sft_examples(
     )
     if bad.count:
         counts["bad"] = bad.count
-    _tell_dropped(config.sft, counts, tell)
+    _tell_dropped(sft, counts, tell)
     return examples, dict(counts)
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from compass_jax.aliases import Json, JsonObject
-from compass_jax.config import DataConfig, SFTConfig, SFTRunConfig
+from compass_jax.config import DataConfig, ScoredConfig, SFTConfig
 from compass_jax.data.files import CODECS, BadRows, DataError, FileRows, Raw, row_of
 from compass_jax.data.questions import Tell, heldout_texts, questions, sets_not_counted
 from compass_jax.data.sft import (
@@ -48,21 +48,22 @@ TOO_LONG, HELDOUT, BLANK, BAD, UNREADABLE = "too_long", "heldout", "blank", "bad
 
 
 def sft_records(
-    config: SFTRunConfig, tokenizer: Tokenizer, tell: Tell = logger.warning
+    sft: SFTConfig,
+    scored: ScoredConfig,
+    tokenizer: Tokenizer,
+    tell: Tell = logger.warning,
 ) -> tuple[list[SFTExample] | StreamedExamples, dict[str, int]]:
-    """Returns the examples of `config.sft`, as a list or by record according to `sft.reading`, and
+    """Returns the examples of `sft`, as a list or by record according to `sft.reading`, and
     their counts.
 
     The counts are those of `sft_examples`, or "examples" (number of rows) and "bytes" (size of the
     files). Raises the errors of `sft_examples`; for rows read by record only those of the last row
     of each file.
     """
-    if config.sft.reading == "memory" or (
-        config.sft.reading == "auto" and _bytes(config.sft, PACKED) <= LARGE_BYTES
-    ):
-        return sft_examples(config, tokenizer, tell)
-    records = StreamedExamples(config, tokenizer, tell)
-    counts = {"examples": len(records), "bytes": _bytes(config.sft)}
+    if sft.reading == "memory" or (sft.reading == "auto" and _bytes(sft, PACKED) <= LARGE_BYTES):
+        return sft_examples(sft, scored, tokenizer, tell)
+    records = StreamedExamples(sft, scored, tokenizer, tell)
+    counts = {"examples": len(records), "bytes": _bytes(sft)}
     tell(f"{work_in_words(counts)}; repeats among them are not looked for")
     return records, counts
 
@@ -183,27 +184,24 @@ class _Part(NamedTuple):
 
 
 class StreamedExamples:
-    """The examples of `config.sft` by index, grouped by label.
+    """The examples of `sft` by index, grouped by label.
 
     `sizes` holds the number of rows of each label. `bad` receives the DataError of a row that
     cannot be used.
     """
 
-    def __init__(self, config: SFTRunConfig, tokenizer: Tokenizer, tell: Tell):
-        tell_splits((*config.sft.files, *config.sft.preferences), tell)
-        pool = questions(config.data, config.seed, tell)
+    def __init__(self, sft: SFTConfig, scored: ScoredConfig, tokenizer: Tokenizer, tell: Tell):
+        tell_splits((*sft.files, *sft.preferences), tell)
+        pool = questions(scored.data, scored.seed, tell)
         self._asked = heldout_texts(pool)
-        if line := sets_not_counted(config.data):
+        if line := sets_not_counted(scored.data):
             tell(line)
-        self._tokenizer, self._longest = tokenizer, config.sft.buckets[-1]
-        self.bad = BadRows(config.sft.bad_rows == "skip", tell)
-        parts = [
-            _file(config.sft, config.data, label, path, tell)
-            for label, path in labelled_files(config.sft)
-        ]
+        self._tokenizer, self._longest = tokenizer, sft.buckets[-1]
+        self.bad = BadRows(sft.bad_rows == "skip", tell)
+        parts = [_file(sft, scored.data, label, path, tell) for label, path in labelled_files(sft)]
         listed: dict[str, list[Conversation]] = {}
-        tag = config.rewards.answer_tag
-        for row in other_conversations(config.sft, config.data, tag, pool, tell):
+        tag = scored.rewards.answer_tag
+        for row in other_conversations(sft, scored.data, tag, pool, tell):
             listed.setdefault(row.label, []).extend([row] * row.times)
         for label, rows in listed.items():
             content = json.dumps([[row.messages, list(row.tools)] for row in rows], default=str)

@@ -5,7 +5,6 @@ training.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import math
@@ -21,10 +20,11 @@ from compass_jax.config import (
     ConfigError,
     DataConfig,
     EvalConfig,
-    EvalRunConfig,
     PolicyConfig,
     RewardConfig,
     RolloutConfig,
+    RunConfig,
+    ScoredConfig,
 )
 from compass_jax.config.data import HELDOUT
 from compass_jax.data.chat_detection import with_chat_format
@@ -154,7 +154,7 @@ def evaluate(
     sets: Sequence[PromptSet],
     tokenizer: Tokenizer,
     scorer: AnyScorer,
-    config: EvalRunConfig,
+    config: ScoredConfig,
     keep: Keep | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Evaluation:
@@ -262,23 +262,25 @@ def _warning(
     return silence_warning(kind, of, sample, len(flat), rewards, data)
 
 
-def decoder_of(config: PolicyConfig, weights: str) -> tuple[Engine, Tree, Tokenizer]:
+def decoder_of(
+    policy: PolicyConfig, data: DataConfig, seed: int, weights: str
+) -> tuple[Engine, Tree, Tokenizer]:
     """Returns engine, decode weights and tokenizer for the weights of a run directory, a checkpoint
     or a Hugging Face folder.
     """
-    tokenizer = load_tokenizer(config)
+    tokenizer = load_tokenizer(data, policy.model.vocab_size)
     engine = Engine(
-        config.model,
-        config.rollout_compute,
-        config.rollout,
+        policy.model,
+        policy.rollout_compute,
+        policy.rollout,
         tokenizer.end_ids,
-        placements(config.rollout_mesh or config.mesh, None, False)[1],
+        placements(policy.sampling_mesh, None, False)[1],
         tokenizer.vocab_size,
     )
-    return engine, decoding_weights(config, weights, engine), tokenizer
+    return engine, decoding_weights(policy, seed, weights, engine), tokenizer
 
 
-def decoding_weights(config: PolicyConfig, weights: str, engine: Engine) -> Tree:
+def decoding_weights(policy: PolicyConfig, seed: int, weights: str, engine: Engine) -> Tree:
     """Loads the weights of a run directory, a checkpoint or a Hugging Face folder in the layout
     that `engine` decodes with.
     """
@@ -287,55 +289,57 @@ def decoding_weights(config: PolicyConfig, weights: str, engine: Engine) -> Tree
         None
         if placement is None
         # Shardings depend on shapes, not on the dtype.
-        else shardings_like(abstract_params(config.model, "float32"), config.model, placement)
+        else shardings_like(abstract_params(policy.model, "float32"), policy.model, placement)
     )
     params = init_or_load(
-        dataclasses.replace(config, init_from=weights),
-        jax.random.key(config.seed),
+        weights,
+        policy.model,
+        policy.compute,
+        jax.random.key(seed),
         shardings,
         engine.model.known,
     )
     return sync_weights(
         params,
-        config.model,
-        config.rollout_compute.dtype,
-        config.rollout.quantize,
+        policy.model,
+        policy.rollout_compute.dtype,
+        policy.rollout.quantize,
         placement=placement,
         layout=engine.layout,
     )[0]
 
 
 class Evaluator:
-    """Evaluates several weights by one configuration with the same engine, programs and prompts.
-    Raises ConfigError for a configuration without evaluation prompts.
+    """Evaluates several weights with the same engine, programs and prompts.
+
+    Raises ConfigError if there are no evaluation prompts.
     """
 
-    def __init__(self, config: EvalRunConfig) -> None:
-        config.validate()
-        if not config.data.evaluated:
+    def __init__(self, policy: PolicyConfig, scored: ScoredConfig) -> None:
+        if not scored.data.evaluated:
             raise ConfigError(NOTHING_TO_EVALUATE)
-        self.config = config
+        self.policy, self.scored = policy, scored
         console = Console(soft_wrap=True, quiet=not is_main_process())
         self.say_once = unique_notices(partial(console.print, highlight=False, markup=False))
         self._loaded: tuple[Engine, Sequence[PromptSet], Tokenizer] | None = None
 
     def __call__(self, weights: str, out: str | None = None) -> Evaluation:
         """Evaluates weights; arguments and result are those of `evaluate_weights`."""
-        config = self.config
+        policy, config = self.policy, self.scored
         if self._loaded is None:
-            engine, decode, tokenizer = decoder_of(config, weights)
+            engine, decode, tokenizer = decoder_of(policy, config.data, config.seed, weights)
             longest = config.rollout.prompt_buckets[-1]
             settings = config.data, config.evaluation, tokenizer, config.seed, longest
             self._loaded = engine, evaluation_sets(*settings, self.say_once), tokenizer
         else:
-            decode = decoding_weights(config, weights, self._loaded[0])
+            decode = decoding_weights(policy, config.seed, weights, self._loaded[0])
         engine, sets, tokenizer = self._loaded
         rows: list[JsonObject] = []
 
         def keep(name: str, groups: list[Group]) -> None:
             rows.extend(answer_rows(name, groups, turns_of(tokenizer, config.rollout).response))
 
-        with open_scorer(config) as scorer:
+        with open_scorer(config.rewards, config.data) as scorer:
             check_rows(scorer, config.data, [prompt for one in sets for prompt in one.prompts])
             evaluation = evaluate(
                 engine, decode, sets, tokenizer, scorer, config, keep if out is not None else None
@@ -351,27 +355,28 @@ class Evaluator:
         return evaluation
 
 
-def evaluate_weights(config: EvalRunConfig, weights: str, out: str | None = None) -> Evaluation:
+def evaluate_weights(config: RunConfig, weights: str, out: str | None = None) -> Evaluation:
     """Returns the accuracy of the weights of a run directory, a checkpoint or a Hugging Face folder
     on the held-out prompts and on `data.eval_sets`.
 
     Args:
         out: a folder for answers.jsonl and summary.json (`write_evaluation`); None: no files.
     """
-    return Evaluator(config)(weights, out)
+    config.validate()
+    return Evaluator(config.policy, config.scored)(weights, out)
 
 
 def run_eval(
-    config: EvalRunConfig, checkpoint: str, out: str | None = None, as_json: bool = False
+    evaluator: Evaluator, checkpoint: str, out: str | None = None, as_json: bool = False
 ) -> JsonObject:
     """Runs `compass eval`: prints a table for each set and returns the content of summary.json;
     `out` is that of `evaluate_weights`. With `as_json` stdout has the summary only, and stderr
     everything else.
     """
     with contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext():
-        evaluation = evaluate_weights(config, checkpoint, out)
-        _show(evaluation, config.rewards, checkpoint)
-    summary = summary_of(evaluation, config, checkpoint)
+        evaluation = evaluator(checkpoint, out)
+        _show(evaluation, evaluator.scored.rewards, checkpoint)
+    summary = summary_of(evaluation, evaluator.scored, checkpoint)
     if as_json and is_main_process():
         print(json.dumps(summary, indent=2))
     return summary

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from compass_jax.aliases import Json, JsonObject, Tree
-from compass_jax.config import EvalRunConfig
+from compass_jax.config import ScoredConfig
 from compass_jax.experience.accuracy import Accuracy, Evaluation, SetResult
 from compass_jax.experience.metrics import sample_rows
 from compass_jax.records import Group, Rollout
@@ -31,7 +31,7 @@ def answer_rows(
     ]
 
 
-def summary_of(evaluation: Evaluation, config: EvalRunConfig, weights: str) -> JsonObject:
+def summary_of(evaluation: Evaluation, config: ScoredConfig, weights: str) -> JsonObject:
     """Returns the content of summary.json: the fields of `Evaluation` with null for an undefined
     number, the weights, and the settings on which the numbers depend.
     """

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from rich.console import Console
 
 from compass_jax.aliases import JsonMapping
-from compass_jax.config import EngineJudgeConfig, PolicyConfig
+from compass_jax.config import DataConfig, EngineJudgeConfig, PolicyConfig
 from compass_jax.data.preferences import Preference
 from compass_jax.distributed import is_main_process
 from compass_jax.experience.evaluate import decoder_of
@@ -72,23 +72,23 @@ def _ruled(pair: Preference, futures: Sequence[Future[Reply]]) -> Ruled:
     return Ruled(pair, first, swapped, failures, (endings[0], endings[1]))
 
 
-def own_judge(config: PolicyConfig, weights: str) -> Batched:
+def own_judge(policy: PolicyConfig, data: DataConfig, seed: int, weights: str) -> Batched:
     """Returns a greedy judge in this process's engine, with the weights of a run, a checkpoint or a
     Hugging Face folder.
 
-    The sizes are those of `config.rollout`.
+    The sizes are those of `policy.rollout`.
     """
-    sizes = config.rollout
+    sizes = policy.rollout
     judge = EngineJudgeConfig(
         weights,
         prompt_buckets=sizes.prompt_buckets,
         max_tokens=sizes.max_new_tokens,
         slots=sizes.slots,
     )
-    like = replace(config, rollout=rollout_of(judge, sizes))
-    engine, params, tokenizer = decoder_of(like, weights)
+    like = replace(policy, rollout=rollout_of(judge, sizes))
+    engine, params, tokenizer = decoder_of(like, data, seed, weights)
     asker = Batched(judge)
-    asker.generate = OwnJudge(engine, params, tokenizer, config.seed)
+    asker.generate = OwnJudge(engine, params, tokenizer, seed)
     return asker
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from rich.console import Console
 
 from compass_jax.aliases import JsonObject
-from compass_jax.config import ConfigError, ScoredConfig
+from compass_jax.config import ConfigError, PolicyConfig, ScoredConfig
 from compass_jax.curate.pass_rates import uniform_shares
 from compass_jax.data.keep import PassRate, kept_prompts, read_pass_rates
 from compass_jax.data.prompts import fitting, train_prompts
@@ -48,7 +48,9 @@ class Bounds(NamedTuple):
     high: float = 1.0
 
 
-def run_filter(config: ScoredConfig, checkpoint: str, out: str, bounds: Bounds) -> JsonObject:
+def run_filter(
+    policy: PolicyConfig, scored: ScoredConfig, checkpoint: str, out: str, bounds: Bounds
+) -> JsonObject:
     """Estimates the pass rate of every training prompt, and returns the content of summary.json.
 
     A prompt is selected if low < pass rate < high. Unknown scores do not count in the rate; a
@@ -68,7 +70,7 @@ def run_filter(config: ScoredConfig, checkpoint: str, out: str, bounds: Bounds) 
     lock = FolderLock(out)
     in_main_process(lock.__enter__)
     try:
-        rows = _rates(config, checkpoint, bounds, lock)
+        rows = _rates(policy, scored, checkpoint, bounds, lock)
         summary = summarise(rows, samples)
         rates = [row.pass_rate for row in rows if row.known]
         if is_main_process():
@@ -87,25 +89,26 @@ def run_filter(config: ScoredConfig, checkpoint: str, out: str, bounds: Bounds) 
 
 
 def _rates(
-    config: ScoredConfig, checkpoint: str, bounds: Bounds, lock: FolderLock
+    policy: PolicyConfig, scored: ScoredConfig, checkpoint: str, bounds: Bounds, lock: FolderLock
 ) -> list[PassRate]:
     """Returns the pass rate of each prompt; appends those that FILE lacks to it."""
     path, samples = lock.path / FILE, bounds.samples
     console = Console(soft_wrap=True, quiet=not is_main_process())
     tell = partial(console.print, highlight=False, markup=False)
-    engine, decode, tokenizer = decoder_of(config, checkpoint)
-    prompts = train_prompts(config.data, tokenizer, config.seed, tell)
-    prompts = fitting(prompts, config.rollout.prompt_buckets[-1], config.data.overlong, tell)
+    data, rewards, rollout, seed = scored.data, scored.rewards, scored.rollout, scored.seed
+    engine, decode, tokenizer = decoder_of(policy, data, seed, checkpoint)
+    prompts = train_prompts(data, tokenizer, seed, tell)
+    prompts = fitting(prompts, rollout.prompt_buckets[-1], data.overlong, tell)
     # continues from the rows that an earlier filter wrote
-    prompts = kept_prompts(prompts, config.data.keep_file).prompts
+    prompts = kept_prompts(prompts, data.keep_file).prompts
     done = read_pass_rates(path, complete=False, prompts=prompts) if path.exists() else {}
     _check_same(done, bounds, path)
     require_equal_across_processes({f"the number of rows in {path}": len(done)}, SHARED_FOLDER)
     remaining = [p for p in prompts if p.id not in done]
-    sampler = Sampler(config.rollout.temperature, config.rollout.top_k, config.rollout.top_p)
-    part = max(1, 8 * config.rollout.slots // samples)
-    tell(notice(config.rewards.sandbox))
-    with open_scorer(config) as scorer:
+    sampler = Sampler(rollout.temperature, rollout.top_k, rollout.top_p)
+    part = max(1, 8 * rollout.slots // samples)
+    tell(notice(rewards.sandbox))
+    with open_scorer(rewards, data) as scorer:
         for first in range(0, len(remaining), part):
             chosen = remaining[first : first + part]
             rollouts, scores = answers(
@@ -116,11 +119,11 @@ def _rates(
                 scorer,
                 samples=samples,
                 sampler=sampler,
-                seed=config.seed,
+                seed=seed,
                 purpose=Purpose.FILTER,
             )
             rows = [
-                _rate(*entry, config.rewards.right_at, bounds.low, bounds.high)
+                _rate(*entry, rewards.right_at, bounds.low, bounds.high)
                 for entry in zip(chosen, rollouts, scores, strict=True)
             ]
             in_main_process(partial(_append, rows, path, lock))

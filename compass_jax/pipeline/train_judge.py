@@ -18,7 +18,7 @@ import numpy as np
 from rich.console import Console
 
 from compass_jax.aliases import JsonObject
-from compass_jax.config import PolicyConfig, RunConfig
+from compass_jax.config import DataConfig, PolicyConfig, RunConfig
 from compass_jax.data.pairs import split_pairs
 from compass_jax.data.preferences import SAID, Preference
 from compass_jax.distributed import is_main_process
@@ -71,19 +71,27 @@ def run_train_judge(config: RunConfig, scalar: bool = False) -> JsonObject:
     for line in (*balance(training), f"{len(heldout)} held-out pairs"):
         console.print(line, highlight=False, markup=False)
     if scalar:
-        return _train_scalar(config, training, heldout)
+        run = replace(config, run_dir=str(folder / "scalar"))
+        trained = run_sft(run, kind=ScalarTrainer)
+        if trained["stopped"] or not heldout:
+            return trained
+        sizes = config.sft.buckets, config.sft.micro_batch_tokens
+        model = ScalarModel(config.policy, config.data, run.directory, *sizes)
+        agreement = _measure_scalar(model, training, heldout, folder)
+        return {**trained, "scalar": agreement}
     sft = replace(config, run_dir=str(folder / "sft"))
     console.rule("1/2 supervised fine-tuning on the verdicts, in both orders")
     tuned = run_sft(sft)
     if tuned["stopped"]:
         return tuned
     rl = replace(config, run_dir=str(folder / "rl"), init_from=sft.directory)
-    before = _measure(rl, sft.directory, heldout, folder / "judged_sft")
+    settings = config.policy, config.data, config.seed
+    before = _measure(*settings, sft.directory, heldout, folder / "judged_sft")
     console.rule("2/2 reinforcement learning: the verdict is the answer")
     trained = run_rl(rl)
     if trained["stopped"]:
         return trained
-    after = _measure(rl, rl.directory, heldout, folder / "judged_rl")
+    after = _measure(*settings, rl.directory, heldout, folder / "judged_rl")
     if before is not None and after is not None:
         rows = _comparison_rows(before, after)
         console.print(summary_table(rows, title=f"{before.pairs} held-out pairs"))
@@ -91,24 +99,17 @@ def run_train_judge(config: RunConfig, scalar: bool = False) -> JsonObject:
     return {**trained, "sft": before, "rl": after}
 
 
-def _train_scalar(
-    config: RunConfig, training: Sequence[Preference], heldout: Sequence[Preference]
-) -> JsonObject:
-    """Trains a scalar reward model in FOLDER/scalar; measures it on the held-out pairs."""
-    run = replace(config, run_dir=f"{config.directory}/scalar")
-    trained = run_sft(run, kind=ScalarTrainer)
-    if trained["stopped"] or not heldout:
-        return trained
-    sizes = config.sft.buckets, config.sft.micro_batch_tokens
-    rated = Rated(ScalarModel(run, run.directory, *sizes), training[:MOST_FOR_MARGIN])
-    out = Path(config.directory) / "judged_scalar"
-    agreement = report(
-        rated.ruled(heldout), {"judge": run.directory, "tie_margin": rated.margin}, str(out)
-    )
+def _measure_scalar(
+    model: Rate, training: Sequence[Preference], heldout: Sequence[Preference], folder: Path
+) -> Agreement:
+    """Measures the scalar reward model of FOLDER/scalar on the held-out pairs."""
+    rated, run = Rated(model, training[:MOST_FOR_MARGIN]), str(folder / "scalar")
+    named = {"judge": run, "tie_margin": rated.margin}
+    agreement = report(rated.ruled(heldout), named, str(folder / "judged_scalar"))
     console = Console(soft_wrap=True, quiet=not is_main_process())
     console.print(f"a difference of rewards up to {rated.margin:.3g} is called a tie: the best")
-    console.print(f"threshold on the training pairs. The reward model: {run.directory}")
-    return {**trained, "scalar": agreement}
+    console.print(f"threshold on the training pairs. The reward model: {run}")
+    return agreement
 
 
 class Rated:
@@ -145,11 +146,17 @@ class Rated:
 
 
 def _measure(
-    config: PolicyConfig, weights: str, heldout: Sequence[Preference], out: Path
+    policy: PolicyConfig,
+    data: DataConfig,
+    seed: int,
+    weights: str,
+    heldout: Sequence[Preference],
+    out: Path,
 ) -> Agreement | None:
     if not heldout:
         return None
-    return judged(heldout, own_judge(config, weights), {"judge": weights}, str(out))
+    judge = own_judge(policy, data, seed, weights)
+    return judged(heldout, judge, {"judge": weights}, str(out))
 
 
 def _comparison_rows(before: Agreement, after: Agreement) -> list[dict[str, str]]:

@@ -117,8 +117,8 @@ def _rl(stage: Rl, folder: Path, output: Output) -> int:
 def _filter(stage: Filter, folder: Path, output: Output) -> None:
     from compass_jax.pipeline.offline_filter import Bounds, run_filter
 
-    run = _started(stage, folder, output)
-    run_filter(run, run.init_from, str(folder), Bounds(stage.samples, stage.low, stage.high))
+    run, bounds = _started(stage, folder, output), Bounds(stage.samples, stage.low, stage.high)
+    run_filter(run.policy, run.scored, run.init_from, str(folder), bounds)
 
 
 def _train_judge(stage: TrainJudge, folder: Path, output: Output) -> int:

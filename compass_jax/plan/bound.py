@@ -98,7 +98,7 @@ def read_share(rollout: RolloutConfig, answers: Int[np.ndarray, "n"] | None = No
 
 
 def bound_of(
-    config: PolicyConfig,
+    policy: PolicyConfig,
     chip: Chip,
     name: str,
     tokens: int,
@@ -110,42 +110,42 @@ def bound_of(
     device's slots hold `cache` bytes of keys and values.
     """
     share, decodes = chip.devices, name == "decode"
-    flops = program_flops(config.model, config.rollout, config.compute, name, tokens)
+    flops = program_flops(policy.model, policy.rollout, policy.compute, name, tokens)
     # The arguments hold the whole cache, of which a token reads only the positions before it.
-    unread = cache * (1 - read_share(config.rollout)) if decodes else 0.0
+    unread = cache * (1 - read_share(policy.rollout)) if decodes else 0.0
     return Bound(
-        flops / _mesh_of(config, name).devices / chip.device_flops,
+        flops / _mesh_of(policy, name).devices / chip.device_flops,
         (memory.arguments + memory.results - unread) / (chip.hbm_gb_s * 1e9 / share),
         sent_bytes / (chip.ici_gb_s * 1e9 / share),
     )
 
 
-def _mesh_of(config: PolicyConfig, name: str) -> MeshConfig:
+def _mesh_of(policy: PolicyConfig, name: str) -> MeshConfig:
     samples = name.split()[0] in ROLLOUT
-    return (config.rollout_mesh or config.mesh) if samples else config.mesh
+    return policy.sampling_mesh if samples else policy.mesh
 
 
-def kernel_seconds(config: PolicyConfig, chip: Chip, name: str, tokens: int, cache: float) -> float:
+def kernel_seconds(policy: PolicyConfig, chip: Chip, name: str, tokens: int, cache: float) -> float:
     """Returns the seconds at the chip's peaks of one run's kernels, attention and the experts'
     products, for which the compiler has no estimate. In decode they read memory: the `cache` of a
     device as far as a token sees it, and its experts.
     """
-    model, mesh, share = config.model, _mesh_of(config, name), chip.devices
+    model, mesh, share = policy.model, _mesh_of(policy, name), chip.devices
     kind, _, length = name.partition(" ")
     moe = model.moe
     weights = 0.0 if moe is None else 3.0 * len(model.moe_layers) * model.hidden * moe.ffn
     if kind == "decode":
-        size = 2 if config.rollout.quantize == "off" else 1
+        size = 2 if policy.rollout.quantize == "off" else 1
         experts = weights * (moe.experts if moe else 0) * size / (mesh.expert * mesh.tensor)
-        read = cache * read_share(config.rollout) + experts
+        read = cache * read_share(policy.rollout) + experts
         return read / (chip.hbm_gb_s * 1e9 / share)
     if kind not in ("prefill", "forward", "backward"):
         return 0.0
-    row = config.rollout.prompt_buckets[-1] if kind == "prefill" else int(length)
+    row = policy.rollout.prompt_buckets[-1] if kind == "prefill" else int(length)
     attention = attention_flops(model, [row] * (tokens // row))
     experts = 2.0 * tokens * weights * (moe.top_k if moe else 0)
     if kind == "backward":
-        has_output = keeps_attention(config.compute, model) or not config.compute.remat
+        has_output = keeps_attention(policy.compute, model) or not policy.compute.remat
         attention *= _BACKWARD if has_output else _REMATERIALISED
         experts *= _EXPERTS_BACKWARD
     return (attention + experts) / mesh.devices / chip.device_flops

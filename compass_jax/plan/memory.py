@@ -9,7 +9,8 @@ from compass_jax.config import (
     ComputeConfig,
     MeshConfig,
     ModelConfig,
-    RLRunConfig,
+    PolicyConfig,
+    RLConfig,
     RolloutConfig,
     UpdatesConfig,
 )
@@ -114,19 +115,19 @@ class Change(NamedTuple):
 
 
 def advice(
-    config: RLRunConfig, program: str, memory: Memory | None, parts: dict[str, int]
+    policy: PolicyConfig, rl: RLConfig, program: str, memory: Memory | None, parts: dict[str, int]
 ) -> list[Change]:
     """Returns changes that lower the memory of the worst program, the most effective first."""
     changes: list[tuple[float, Change]] = []
     sizes = {**parts, "temporary": 0 if memory is None else memory.temporary + memory.results}
     if program.split()[0] in (*ROLLOUT, "hand-over"):
-        mesh = config.rollout_mesh or config.mesh
-        changes += _of_rollout(config.rollout, config.mesh, mesh, sizes, program)
+        mesh = policy.sampling_mesh
+        changes += _of_rollout(policy.rollout, policy.mesh, mesh, sizes, program)
     else:
-        changes += _of_training(config.model, config.compute, config.rl, config.mesh, sizes)
+        changes += _of_training(policy.model, policy.compute, rl, policy.mesh, sizes)
     if "state" not in parts:  # of a sampler
         return [change for _, change in sorted(changes, key=lambda x: -x[0])]
-    halves, mesh = "parameters and moments in parts of half the size", config.mesh
+    halves, mesh = "parameters and moments in parts of half the size", policy.mesh
     state = Change("mesh.fsdp", str(2 * mesh.fsdp), f"{halves}, on twice the chips")
     if mesh.replica % 2 == 0:
         state = Change("mesh.fsdp", f"{2 * mesh.fsdp} --mesh.replica {mesh.replica // 2}", halves)

@@ -9,13 +9,25 @@ import re
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, TypeVar
+from typing import Literal
 
 import jax
 
 from compass_jax.aliases import Tree
 from compass_jax.chips import CHIPS, Chip, chip_of
-from compass_jax.config import ConfigError, OptimConfig, PolicyConfig, RLRunConfig, SamplingConfig
+from compass_jax.config import (
+    ComputeConfig,
+    ConfigError,
+    DataConfig,
+    LearnerConfig,
+    ModelConfig,
+    OptimConfig,
+    PolicyConfig,
+    RolloutConfig,
+    RunConfig,
+    SamplingConfig,
+    ScoredConfig,
+)
 from compass_jax.config.curriculum import largest_stage
 from compass_jax.config.lora import LoRAConfig
 from compass_jax.experience.evaluate import evaluation_uses
@@ -42,7 +54,6 @@ from compass_jax.training import optim, trained
 from compass_jax.training.programs import training_programs
 from compass_jax.weights.sync import resolve, sampler_weights, samplers_program, sync_program
 
-P = TypeVar("P", bound=PolicyConfig)
 # The processes whose programs are planned: those that do everything, or with samplers those of the
 # training or of one sampler.
 Role = Literal["all", "training", "sampler"]
@@ -101,7 +112,13 @@ def live_parts(
 
 
 def run_programs(
-    config: RLRunConfig, engine: Engine, model: Transformer, state: TrainState, stored: bool
+    policy: PolicyConfig,
+    scored: ScoredConfig,
+    learner: LearnerConfig,
+    engine: Engine,
+    model: Transformer,
+    state: TrainState,
+    stored: bool,
 ) -> Iterator[Program]:
     """Yields every large program of a run, or with samplers of its training: those of weight sync,
     the engine and the learner.
@@ -110,37 +127,36 @@ def run_programs(
         state: structs of the train state.
         stored: whether 8-bit weights are values and scales, or emulated.
     """
-    dtype, quantize = config.rollout_compute.dtype, resolve(config.rollout.quantize)
-    params = model_params(config.lora, model, state)
-    arguments, layout = (params, config.model, dtype, quantize, stored), engine.layout
-    if config.samplers.acts:
-        mesh = config.rollout_mesh or config.mesh
-        yield samplers_program(*arguments, mesh=mesh, layout=layout)
+    dtype, quantize = policy.rollout_compute.dtype, resolve(policy.rollout.quantize)
+    params = model_params(policy.lora, model, state)
+    arguments, layout = (params, policy.model, dtype, quantize, stored), engine.layout
+    if policy.samplers.acts:
+        yield samplers_program(*arguments, mesh=policy.sampling_mesh, layout=layout)
     else:
         sync = sync_program(*arguments, placement=engine.placement, layout=layout)
         yield sync
-        use = training_use(engine, config.rl.sampling, talks(config.data))
-        yield from sampling_programs(
-            engine, sync, (use, *evaluation_uses(config.evaluation, config.data, config.rollout))
-        )
-    yield from training_programs(config.learner, model, state, params)
+        use = training_use(engine, learner.sampling, talks(scored.data))
+        evaluation = evaluation_uses(scored.evaluation, scored.data, scored.rollout)
+        yield from sampling_programs(engine, sync, (use, *evaluation))
+    yield from training_programs(learner, model, state, params)
 
 
-def sampler_programs(config: RLRunConfig, engine: Engine, sync: Program) -> Iterator[Program]:
+def sampler_programs(
+    lockstep: bool, scored: ScoredConfig, sampling: SamplingConfig, engine: Engine, sync: Program
+) -> Iterator[Program]:
     """Yields the engine's programs in one of a run's samplers, given the one that makes its
     weights. A sampler has the routes of unfinished samples alone.
     """
-    use = training_use(engine, config.rl.sampling, talks(config.data))
-    rows = most_samples(config.rollout.slots, config.rl.sampling.capacity)
+    use = training_use(engine, sampling, talks(scored.data))
+    rows = most_samples(scored.rollout.slots, sampling.capacity)
     use = dataclasses.replace(
         use,
         rows=rows if use.rows else 0,
         rows_together=0,
-        goes_on=use.goes_on or not config.samplers.lockstep,
+        goes_on=use.goes_on or not lockstep,
     )
-    yield from sampling_programs(
-        engine, sync, (use, *evaluation_uses(config.evaluation, config.data, config.rollout))
-    )
+    evaluation = evaluation_uses(scored.evaluation, scored.data, scored.rollout)
+    yield from sampling_programs(engine, sync, (use, *evaluation))
 
 
 def planned(programs: Iterator[Program]) -> list[Program]:
@@ -186,29 +202,28 @@ def _first_line(error: BaseException) -> str:
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def for_chip(config: P, kind: str) -> P:
+def for_chip(
+    compute: ComputeConfig, rollout: RolloutConfig, kind: str
+) -> tuple[ComputeConfig, RolloutConfig]:
     """Resolves the settings that a run chooses by its device for another kind of device."""
-    compute = config.compute
     compute = dataclasses.replace(
         compute,
         experts="ragged" if compute.experts == "auto" else compute.experts,
         attention="splash" if compute.attention == "auto" else compute.attention,
     )
-    quantize = kind_for(kind) if config.rollout.quantize == "auto" else config.rollout.quantize
-    return dataclasses.replace(
-        config, compute=compute, rollout=dataclasses.replace(config.rollout, quantize=quantize)
-    )
+    quantize = kind_for(kind) if rollout.quantize == "auto" else rollout.quantize
+    return compute, dataclasses.replace(rollout, quantize=quantize)
 
 
-def known_ids(config: PolicyConfig) -> int:
+def known_ids(data: DataConfig, model: ModelConfig) -> int:
     """Returns the number of ids in the run's tokenizer; the LM head's other columns are masked.
 
     Without the tokenizer's folder it is one less than the head's columns: most published heads are
     padded, and the mask costs the same whatever it covers.
     """
-    if (Path(config.data.tokenizer or "-") / "tokenizer.json").is_file():
-        return load_tokenizer(config).vocab_size
-    return config.model.vocab_size - 1
+    if (Path(data.tokenizer or "-") / "tokenizer.json").is_file():
+        return load_tokenizer(data, model.vocab_size).vocab_size
+    return model.vocab_size - 1
 
 
 class Step:
@@ -219,21 +234,27 @@ class Step:
     Args:
         sampler: whether `devices` are those of a sampler. Those of a run with samplers are
             otherwise its training's.
+
+    Raises ConfigError for an unknown chip, and for a mesh that does not divide the devices or the
+    model.
     """
 
-    def __init__(self, config: RLRunConfig, devices: list[jax.Device], sampler: bool = False):
-        self.chip = known_chip(devices)
-        self.config = config = for_chip(largest_stage(config), devices[0].device_kind)
+    def __init__(self, config: RunConfig, devices: list[jax.Device], sampler: bool = False):
+        self.chip, self.devices = known_chip(devices), len(devices)
+        rl, rollout = largest_stage(config.rl, config.rollout)
+        compute, rollout = for_chip(config.compute, rollout, devices[0].device_kind)
+        config = dataclasses.replace(config, rl=rl, rollout=rollout, compute=compute)
+        self.config, self.policy = config, config.policy
         self.role: Role = "training" if config.samplers.acts else "all"
         if sampler:
             self.role = "sampler"
-        self.train, self.decode = _placements(config, devices, self.role)
-        layout, known = training_layout(config.compute), known_ids(config)
-        self.model = Transformer(config.model, config.compute, layout, self.train, known)
+        self.train, self.decode = _placements(self.policy, devices, self.role)
+        layout, known = training_layout(compute), known_ids(config.data, config.model)
+        self.model = Transformer(config.model, compute, layout, self.train, known)
         # That of the training with samplers samples nowhere.
         placement = None if self.role == "training" else self.decode
-        settings = config.model, config.rollout_compute, config.rollout, 0, placement, known
-        self.engine = engine_for(config.rl.drafts, *settings)
+        settings = config.model, self.policy.rollout_compute, rollout, 0, placement, known
+        self.engine = engine_for(rl.drafts, *settings)
         self.results: dict[Program, Tree] = {}  # results of compiled programs, as structs
         self.programs = planned(self._sampler() if sampler else self._run())
 
@@ -243,7 +264,8 @@ class Step:
         return fresh_state(self.model, self.config.lora, self.config.rl.optim)
 
     def _run(self) -> Iterator[Program]:
-        return run_programs(self.config, self.engine, self.model, self.state, stored=True)
+        settings = self.policy, self.config.scored, self.config.learner
+        return run_programs(*settings, self.engine, self.model, self.state, stored=True)
 
     def _sampler(self) -> Iterator[Program]:
         """Yields the programs of a sampler, whose weights are another process's result."""
@@ -253,7 +275,8 @@ class Step:
         self.results[synced] = sampler_weights(
             config.model, dtype, quantize, True, self.decode, engine.layout
         )
-        return sampler_programs(config, engine, synced)
+        settings = config.samplers.lockstep, config.scored, config.rl.sampling
+        return sampler_programs(*settings, engine, synced)
 
     def done(self, program: Program, compiled: jax.stages.Compiled) -> None:
         """Stores the shapes and layouts of a compiled program's results for later programs."""
@@ -300,17 +323,17 @@ def model_params(lora: LoRAConfig, model: Transformer, state: TrainState) -> Tre
 
 
 def _placements(
-    config: PolicyConfig, devices: list[jax.Device], role: Role
+    policy: PolicyConfig, devices: list[jax.Device], role: Role
 ) -> tuple[Placement, Placement]:
     """Returns the placements of training and rollout; together they use all `devices`. Training or
     a sampler alone has both on its own devices.
     """
-    rollout = config.rollout_mesh or config.mesh
-    mesh = rollout if role == "sampler" else config.mesh
-    takes = mesh.devices + (rollout.devices if config.rollout_apart else 0)
+    rollout = policy.sampling_mesh
+    mesh = rollout if role == "sampler" else policy.mesh
+    takes = mesh.devices + (rollout.devices if policy.rollout_apart else 0)
     if takes != len(devices):
-        what = "rollout_mesh has" if mesh is config.rollout_mesh else "mesh has"
-        if config.rollout_apart:
+        what = "rollout_mesh has" if mesh is policy.rollout_mesh else "mesh has"
+        if policy.rollout_apart:
             what = "mesh and rollout_mesh have"
         change = (
             "lower an axis, or name a larger topology"
@@ -318,8 +341,8 @@ def _placements(
             else "raise an axis, or name a smaller topology"
         )
         raise ConfigError(f"{what} {takes} devices, the topology {len(devices)}: {change}")
-    of_rollout = config.rollout_mesh if role == "all" else mesh
-    train, decode = placements(mesh, of_rollout, config.rollout_apart, devices)
+    of_rollout = policy.rollout_mesh if role == "all" else mesh
+    train, decode = placements(mesh, of_rollout, policy.rollout_apart, devices)
     if train is None or decode is None:
         one = make_mesh(mesh, devices)
         return Placement(one), Placement(one, "decode")

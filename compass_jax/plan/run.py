@@ -11,7 +11,7 @@ import numpy as np
 
 from compass_jax.aliases import JsonObject
 from compass_jax.chips import Chip
-from compass_jax.config import RLRunConfig
+from compass_jax.config import RunConfig
 from compass_jax.memory import bytes_per_device, cache_bytes
 from compass_jax.plan.bound import (
     Bound,
@@ -33,7 +33,7 @@ from compass_jax.plan.memory import (
     refused_bytes,
     resident,
 )
-from compass_jax.plan.programs import ROLLOUT, Step, topology_devices
+from compass_jax.plan.programs import ROLLOUT, Step
 from compass_jax.programs import Program
 from compass_jax.tpu_versions import installed
 
@@ -74,7 +74,7 @@ class Plan(NamedTuple):
     topology: str
     chip: Chip
     devices: int
-    config: RLRunConfig
+    config: RunConfig
     parts: dict[str, int]  # bytes per device of arrays that live from program to program
     programs: list[CompiledProgram]
     changes: list[Change]
@@ -133,10 +133,10 @@ class Plan(NamedTuple):
         """`modelled_s` of a step whose answers have `answer_tokens` on average; NaN for 0."""
         if not self.answer_tokens:
             return math.nan
-        config, rollout = self.config, self.config.rollout
-        answers = answer_lengths(config.rl, rollout, self.answer_tokens)
-        mesh = config.rollout_mesh or config.mesh
-        cache = cache_bytes(config.model, rollout, config.rollout_compute, mesh)
+        policy, rollout = self.config.policy, self.config.rollout
+        answers = answer_lengths(self.config.rl, rollout, self.answer_tokens)
+        mesh, compute = policy.sampling_mesh, policy.rollout_compute
+        cache = cache_bytes(policy.model, rollout, compute, mesh)
         unread = read_share(rollout) - read_share(rollout, answers)
         rate = self.chip.hbm_gb_s * 1e9 / self.chip.devices
         spared = cache * unread / rate
@@ -214,22 +214,18 @@ def _row(x: CompiledProgram, chip: Chip) -> JsonObject:
 
 
 def make_plan(
-    config: RLRunConfig,
+    step: Step,
     topology: str,
     tell: Callable[[str], None] = lambda text: None,
     samplers: int = 0,
     answer_tokens: int = 0,
 ) -> Plan:
-    """Compiles the programs of `config` for `topology` in order, and reports each through `tell`.
-    They are those of one sampler if `samplers` share a step's rollouts; of a run with samplers they
-    are otherwise those of its training.
+    """Compiles the programs of `step` for `topology` in order, and reports each through `tell`.
+    They are those of one sampler if `samplers` share a step's rollouts.
 
     The first program that the compiler refuses for lack of memory ends the plan, since later ones
-    need its results. Raises ConfigError for an unknown topology or chip, and for a mesh that does
-    not divide the topology or the model.
+    need its results.
     """
-    devices = topology_devices(topology)
-    step = Step(config, devices, bool(samplers))
     results: list[tuple[Program, Any, int, float]] = []
     for program in step.programs:
         started = time.perf_counter()
@@ -248,11 +244,12 @@ def make_plan(
     parts = resident(step)
     rows = [_compiled_program(step, parts, *result) for result in results]
     plan = Plan(
-        topology, step.chip, len(devices), step.config, parts, rows, [], samplers, answer_tokens
+        topology, step.chip, step.devices, step.config, parts, rows, [], samplers, answer_tokens
     )
     if plan.fits:
         return plan
-    return plan._replace(changes=advice(step.config, plan.worst.name, plan.worst.memory, parts))
+    settings = step.policy, step.config.rl
+    return plan._replace(changes=advice(*settings, plan.worst.name, plan.worst.memory, parts))
 
 
 def _compiled_program(
@@ -269,6 +266,6 @@ def _compiled_program(
         cycles = cycles_per_token(hlo, config.rollout.tokens_per_call)
     slots = step.result("slots")
     cache = 0.0 if slots is None else float(bytes_per_device(slots.cache))
-    work, bytes_sent = (config, step.chip, name, program.tokens), total_bytes(sent.values())
+    work, bytes_sent = (step.policy, step.chip, name, program.tokens), total_bytes(sent.values())
     bound, kernels = bound_of(*work, memory, bytes_sent, cache), kernel_seconds(*work, cache)
     return CompiledProgram(name, memory, memory.total, sent, bound, seconds, cycles, kernels)

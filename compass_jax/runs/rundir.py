@@ -16,16 +16,15 @@ import time
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from compass_jax.config import ConfigError, PolicyConfig, ScoredConfig
-from compass_jax.config.apply import apply
-from compass_jax.config.io import config_to_json, differences, flatten, read_config
+from compass_jax.aliases import JsonObject
+from compass_jax.config import ConfigError, RunConfig
+from compass_jax.config.io import changed_keys, config_to_json, flatten, read_config
 from compass_jax.config.rewards import NO_FILE
 from compass_jax.errors import CompassError
 from compass_jax.runs.logfile import replaced
 
-P = TypeVar("P", bound=PolicyConfig)
 FileHashes = tuple[tuple[str, str], ...]  # user code by name, with its hash
 
 EVALUATION = "evaluation.json"  # held-out accuracy after the last step of a finished run
@@ -169,8 +168,9 @@ def is_locked(path: str | os.PathLike) -> bool:
 
 
 class RunDir(FolderLock):
-    """Opens (or creates) a run directory for writing, as a context manager.
+    """Opens (or creates) the directory of a run for writing, as a context manager.
 
+    `code` are the hashes of the user's code files, which become `rewards.code` of `config`.
     `resumed`: whether the directory already held a run. In an existing directory the configuration
     must be equal except for `MAY_CHANGE` and the meshes, unless the directory has no training step
     yet (a failed start leaves its config.json); the new configuration then replaces the old one.
@@ -178,16 +178,16 @@ class RunDir(FolderLock):
     Raises RunDirectoryInUse, RunDirectoryUnusable, ConfigMismatch.
     """
 
-    def __init__(self, path: str | os.PathLike, config: ScoredConfig):
-        super().__init__(path)
-        self.config = config
+    def __init__(self, config: RunConfig, code: FileHashes = ()):
+        super().__init__(config.directory)
+        self.config = replace(config, rewards=replace(config.rewards, code=code))
         self.resumed = False
-        self.before: ScoredConfig | None = None  # the previous configuration of a resumed run
+        self.before: RunConfig | None = None  # the previous configuration of a resumed run
 
     def __enter__(self) -> RunDir:
         super().__enter__()
         try:
-            self.before = _started_config(self.path, self.config)
+            self.before = self._started()
             self.resumed = self.before is not None
             write_atomically(self.path / "config.json", config_to_json(self.config) + "\n")
         except BaseException as error:
@@ -197,27 +197,27 @@ class RunDir(FolderLock):
             raise
         return self
 
+    def look(self) -> bool:
+        """Returns whether the directory holds a started run. Raises as `__enter__`; creates
+        nothing.
+        """
+        path = self.path
+        if self.file.exists():
+            with FolderLock(path):
+                pass
+        nearest = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+        if not os.access(nearest, os.W_OK | os.X_OK) or not nearest.is_dir():
+            code = errno.EACCES if nearest.is_dir() else errno.ENOTDIR
+            raise unusable(path, OSError(code, os.strerror(code), str(nearest)))
+        return self._started() is not None
 
-def look_into(path: str | os.PathLike, config: ScoredConfig) -> bool:
-    """Returns whether a directory holds a started run. Raises as `RunDir`; creates nothing."""
-    path = Path(path)
-    if (path / ".lock").exists():
-        with FolderLock(path):
-            pass
-    nearest = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-    if not os.access(nearest, os.W_OK | os.X_OK) or not nearest.is_dir():
-        code = errno.EACCES if nearest.is_dir() else errno.ENOTDIR
-        raise unusable(path, OSError(code, os.strerror(code), str(nearest)))
-    return _started_config(path, config) is not None
-
-
-def _started_config(path: Path, config: ScoredConfig) -> ScoredConfig | None:
-    """Returns the started run's configuration. Raises ConfigMismatch for another run's."""
-    old = read_config(path) if (path / "config.json").exists() else None
-    if old is None or nothing_trained(path):
-        return None
-    check_same_run(old, config, str(path))
-    return old
+    def _started(self) -> RunConfig | None:
+        """Returns the started run's configuration. Raises ConfigMismatch for another run's."""
+        old = read_config(self.path) if (self.path / "config.json").exists() else None
+        if old is None or nothing_trained(self.path):
+            return None
+        check_same_run(flatten(old), flatten(self.config), str(self.path))
+        return old
 
 
 def nothing_trained(path: Path) -> bool:
@@ -228,7 +228,7 @@ def nothing_trained(path: Path) -> bool:
     return not has_lines and not (folder.exists() and any(folder.iterdir()))
 
 
-def staged(config: P, stage: str) -> P:
+def staged(config: RunConfig, stage: str) -> RunConfig:
     """Returns `config` with the default directory of stage "sft" or "rl", runs/NAME/STAGE, unless
     `run_dir` is set.
 
@@ -266,21 +266,15 @@ SIZES = (
 )
 
 
-def with_recorded_sizes(config: P, overridden: Collection[str] = (), stage: str = "") -> P:
-    """Returns `config` with the SIZES of the started run in its directory, if any: less memory may
-    be free now, and a resumed run keeps its sizes.
-
-    Args:
-        config: made from files.
-        overridden: names of settings that the user set and that stay.
-        stage: the run's folder inside the directory, for a command of several runs.
+def recorded_sizes(path: Path, overridden: Collection[str] = ()) -> JsonObject:
+    """Returns the SIZES of the started run in a directory, if any, for a configuration made from
+    files: less memory may be free now, and a resumed run keeps its sizes. `overridden` names
+    settings that the user set and that are left out.
     """
-    path = Path(config.directory) / stage
     if not (path / "config.json").is_file() or nothing_trained(path):
-        return config
+        return {}
     old = flatten(read_config(path))
-    sizes = {key: old[key] for key in SIZES if key in old and key not in overridden}
-    return apply(config, sizes)
+    return {key: old[key] for key in SIZES if key in old and key not in overridden}
 
 
 def unusable(path: Path, error: Exception) -> RunDirectoryUnusable:
@@ -293,14 +287,14 @@ def unusable(path: Path, error: Exception) -> RunDirectoryUnusable:
     )
 
 
-def check_same_run(old: ScoredConfig, new: ScoredConfig, path: str) -> None:
-    """Raises ConfigMismatch if `new` cannot continue a run of `old`. User code at another path but
-    with equal content counts as equal.
+def check_same_run(old: JsonObject, new: JsonObject, path: str) -> None:
+    """Raises ConfigMismatch if a run with the settings `new` (`flatten`) cannot continue one with
+    `old`. User code at another path but with equal content counts as equal.
     """
-    moved = _moved(old.rewards.code, new.rewards.code)
+    moved = _moved(old["rewards.code"], new["rewards.code"])
     changed = {
         k: v
-        for k, v in differences(old, new).items()
+        for k, v in changed_keys(old, new).items()
         if k not in MAY_CHANGE and not k.startswith(FREE_BELOW) and not _equal_values(*v, moved)
     }
     if changed:

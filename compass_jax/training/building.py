@@ -5,6 +5,7 @@ its newest checkpoint.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from compass_jax.aliases import Tree
 from compass_jax.config import RunConfig
@@ -74,14 +75,10 @@ class Building:
         self.done = 0 if self.newest is None else self.newest.manifest.step
         self.stage = stage_at(config.rl, self.done)
         check_drafts(config.rl)
-        self.config: RunConfig = at_step(config, self.done)
-        self.rl = self.config.rl
-        check_held_groups(
-            self.config.model,
-            self.config.rollout,
-            self.rl,
-            self.config.rollout_mesh or self.config.mesh,
-        )
+        self.rl, rollout = at_step(config.rl, config.rollout, self.done)
+        self.config: RunConfig = replace(config, rl=self.rl, rollout=rollout)
+        self.policy = self.config.policy
+        check_held_groups(config.model, rollout, self.rl, self.policy.sampling_mesh)
         self.scorer, self.run_state, self.telemetry = scorer, run_state, telemetry
         self.printed, self.pool, self.transport = printed, pool, transport
         self.open_engine = open_engine
@@ -90,15 +87,16 @@ class Building:
         """Returns a trainer that continues the run from its newest checkpoint, to the end of its
         stage (config/curriculum.py).
         """
-        config, rl = self.config, self.rl
-        train, rollout = placements(config.mesh, config.local_rollout_mesh, config.rollout_apart)
-        self.tokenizer = load_tokenizer(config)
+        config, rl, policy = self.config, self.rl, self.policy
+        train, rollout = placements(policy.mesh, policy.local_rollout_mesh, policy.rollout_apart)
+        self.tokenizer = load_tokenizer(config.data, config.model.vocab_size)
         self.drafts = DraftStore(rl.drafts) if rl.drafts is not None else None
         engine = self._engine(rollout)
         turns = turns_of(self.tokenizer, config.rollout)
         multiple = 1 if train is None else train.rows_multiple
         tell, printed = self.telemetry.note, self.printed
-        self.notices = Notices(config, tell, printed, self.done, turns.response, multiple)
+        settings = rl, policy, config.scored
+        self.notices = Notices(*settings, tell, printed, self.done, turns.response, multiple)
         prompts, history = self._prompts(), PromptHistory()
         hooks = Hooks([*self._hooks(prompts)])
         checkpoints = Checkpoints(config.directory, config.model, config.keep_checkpoints)
@@ -106,9 +104,9 @@ class Building:
             # the policy from before the guard's window
             checkpoints.needed_step = hooks.find(Guard).before_window
         posterior = prompts.selector.posterior
-        settings = rl.sampling, config.rewards, config.seed
+        sampling = rl.sampling, config.rewards, config.seed
         lengths = history.expected_length
-        collect = Collector(engine, self.scorer, turns, lengths, *settings, posterior=posterior)
+        collect = Collector(engine, self.scorer, turns, lengths, *sampling, posterior=posterior)
         if self.drafts is not None:
             collect.decided = self.drafts.decided
         buffer = new_buffer(engine, rl.sampling)
@@ -121,7 +119,7 @@ class Building:
             **({} if self.drafts is None else {"drafts": self.drafts}),
         }
         saved = SavedRun(config, checkpoints, collect, buffer, prompts.stream, stateful, hooks)
-        judge = PolicyJudge(config, self.scorer, engine, self.tokenizer)
+        judge = PolicyJudge(policy, config.scored, self.scorer, engine, self.tokenizer)
         weights = RolloutWeights(self.transport(engine), judge)
         layout = training_layout(config.compute)
         columns = self.tokenizer.vocab_size
@@ -154,11 +152,10 @@ class Building:
             engine = PlainEngine(inner, config.rollout, *ids, self.rl.correction.acts)
             check_samplers(engine, self.rl, config.data.evaluated)
             return engine
-        settings = config.model, config.rollout_compute, config.rollout
+        settings = config.model, self.policy.rollout_compute, config.rollout
         tokens = self.tokenizer.end_ids, rollout, self.tokenizer.vocab_size
         if self.pool is not None:
-            mesh = config.rollout_mesh or config.mesh
-            return RemoteEngine(self.pool, *settings, mesh, *tokens)
+            return RemoteEngine(self.pool, *settings, self.policy.sampling_mesh, *tokens)
         find = {} if self.drafts is None else {"find": self.drafts.find}
         return engine_for(self.rl.drafts, *settings, *tokens, **find)
 
@@ -211,7 +208,7 @@ class Building:
         config, tell = self.config, self.notices.print_once
         if self.newest is not None:
             return saved.restore(self.newest, model, tell)
-        params = first_parameters(config, model, tell)
+        params = first_parameters(config.init_from, config.seed, model, tell)
         learner = Learner.start(config.learner, model, params, config.directory)
         self.notices.of_start(learner)
         saved.vocab_rows = vocab_rows(config.init_from, config.model.family, model.columns)

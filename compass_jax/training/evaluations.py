@@ -128,7 +128,7 @@ class Evaluations:
             sets=sets,
             tokenizer=trainer.parts.tokenizer,
             scorer=trainer.collect.scorer,
-            config=self._config,
+            config=self._config.scored,
             keep=keep,
             progress=partial(self._telemetry.phase, EVALUATION_PHASE),
         )
@@ -144,7 +144,7 @@ class Evaluations:
             folder = Path(self._config.directory) / name
             folder.mkdir(exist_ok=True)
             weights = f"{self._config.directory}, step {evaluated.step}"
-            summary = summary_of(evaluated.result, self._config, weights)
+            summary = summary_of(evaluated.result, self._config.scored, weights)
             write_evaluation(folder, summary, evaluated.rows)
 
 

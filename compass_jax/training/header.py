@@ -12,7 +12,6 @@ from compass_jax.config import (
     MeshConfig,
     ModelConfig,
     OptimConfig,
-    PolicyConfig,
     RLConfig,
     RolloutConfig,
     SFTConfig,
@@ -21,9 +20,11 @@ from compass_jax.config.curriculum import Stage
 
 
 def header(
-    config: PolicyConfig,
+    model: str,
+    init_from: str,
+    meshes: tuple[MeshConfig, MeshConfig | None],
+    directory: str,
     work: str,
-    parameters: int,
     done_steps: int,
     total: int,
     memory: str = "",
@@ -32,28 +33,30 @@ def header(
     """Returns lines of "name value".
 
     Args:
+        model: describes the model (`describe_model`).
+        meshes: of the training, and of the rollout if it has its own.
         work: describes the training data, for example "160 prompts, 40 held out".
-        parameters: number of the model's parameters.
         done_steps: steps of the run that is resumed; 0 for a new run.
         total: number of steps.
         memory: describes the estimate of the run's memory.
         method: lines on the training by their names (`rl_method`, `sft_method`).
     """
     devices = jax.devices()
-    where = f"{len(devices)} x {devices[0].device_kind}, {_axes(config.mesh)}"
-    if config.rollout_mesh is not None:
-        where += f"; rollout {_axes(config.rollout_mesh)}"
+    training, rollout = meshes
+    where = f"{len(devices)} x {devices[0].device_kind}, {_axes(training)}"
+    if rollout is not None:
+        where += f"; rollout {_axes(rollout)}"
     rows = {
-        "model": describe_model(config.model, parameters),
-        "weights": config.init_from or "random",
+        "model": model,
+        "weights": init_from or "random",
         "trains on": work,
         "devices": where,
         **({"memory": memory} if memory else {}),
-        "directory": config.directory,
+        "directory": directory,
         **method,
         "steps": f"{done_steps} of {total} done: continues" if done_steps else f"{total}",
     }
-    return [f"{config.name}", *(f"  {name:9}  {value}" for name, value in rows.items())]
+    return [f"  {name:9}  {value}" for name, value in rows.items()]
 
 
 def rl_method(rl: RLConfig, rollout: RolloutConfig) -> dict[str, str]:

@@ -9,11 +9,12 @@ import jax
 from compass_jax.config import (
     DataConfig,
     Objective,
+    PolicyConfig,
     RewardConfig,
     RLConfig,
-    RLRunConfig,
     RolloutConfig,
     ScalarJudgeConfig,
+    ScoredConfig,
     ShapingConfig,
 )
 from compass_jax.experience.step_policies.screening import Screening
@@ -26,17 +27,19 @@ WATCHED_STEPS, MIN_SAVED_PADDING = 4, 0.05
 MIN_FLOOR_SHARE = 0.5  # share of tokens on ESPO's floor for a notice
 
 
-def idle_settings(config: RLRunConfig, prompts: int, labels: int) -> list[str]:
+def idle_settings(
+    rl: RLConfig, policy: PolicyConfig, scored: ScoredConfig, prompts: int, labels: int
+) -> list[str]:
     """Returns notices about valid settings that cannot act in this run, each with the reason and
     the remedy.
 
     Args:
-        config: of the run, or of one of its stages.
+        rl, policy, scored: of the run, or of one of its stages.
         prompts: number of prompts in one pass over the data.
         labels: number of their different labels (data/difficulty.py).
     """
-    rl, notices = config.rl, []
-    if rl.replay != "off" and not config.model.moe_layers:
+    notices = []
+    if rl.replay != "off" and not policy.model.moe_layers:
         notices.append(
             f"rl.replay = {rl.replay!r}: the model has no MoE layers, so there are no routes to"
             " replay; it runs as with 'off'"
@@ -47,18 +50,19 @@ def idle_settings(config: RLRunConfig, prompts: int, labels: int) -> list[str]:
             " a rollout begins at the policy that it is compared with; raise rl.updates_per_rollout"
             " or rl.epochs"
         )
-    if config.rollout.quantize == "auto" and _eight_bit(config.rollout) == "off":
+    rollout, data = policy.rollout, scored.data
+    if rollout.quantize == "auto" and _eight_bit(rollout) == "off":
         notices.append(
             "rollout.quantize = 'auto': no 8-bit type is known to be faster on this device; it runs"
             " as with 'off'"
         )
-    mesh = config.rollout_mesh or config.mesh
-    if config.rollout.slots % (shards := mesh.devices // mesh.tensor):
+    mesh = policy.sampling_mesh
+    if rollout.slots % (shards := mesh.devices // mesh.tensor):
         notices.append(
-            f"rollout.slots = {config.rollout.slots}: {shards} devices share the slots, and not"
+            f"rollout.slots = {rollout.slots}: {shards} devices share the slots, and not"
             f" equally, so that several decode the same ones; make it a multiple of {shards}"
         )
-    if gold_places(config.data) and rl.steps < rl.guard.window:
+    if gold_places(data) and rl.steps < rl.guard.window:
         notices.append(
             f"rl.guard.window = {rl.guard.window}: rl.steps = {rl.steps} never fill it, so that a"
             " reward that rises while the gold label falls is not seen; lower rl.guard.window"
@@ -70,7 +74,7 @@ def idle_settings(config: RLRunConfig, prompts: int, labels: int) -> list[str]:
             f" rollouts are not more than one pass over {prompts} prompts: it will skip none; raise"
             " rl.steps"
         )
-    repeated = any(source.repeat > 1 for source in config.data.sources)
+    repeated = any(source.repeat > 1 for source in data.sources)
     if rl.drafts is not None and rollouts <= prompts and not repeated:
         notices.append(
             f"rl.drafts.name = {rl.drafts.name!r}: drafts are answers of a prompt's last visit, and"
@@ -85,8 +89,9 @@ def idle_settings(config: RLRunConfig, prompts: int, labels: int) -> list[str]:
         )
     return (
         notices
-        + _idle_rewards(rl, config.rewards, config.data)
-        + _idle_training(config)
+        + _idle_rewards(rl, scored.rewards, data)
+        + _idle_training(rl, policy)
+        + _idle_evaluation(rl, scored)
         + idle_stages(rl)
     )
 
@@ -145,11 +150,11 @@ def _eight_bit(rollout: RolloutConfig) -> str:
     return kind_for(jax.devices()[0].device_kind) if kind == "auto" else kind
 
 
-def _idle_training(config: RLRunConfig) -> list[str]:
-    """Returns notices about the correction, the warm-up and the evaluation."""
-    rl, notices = config.rl, []
-    exact = config.compute.dtype == config.rollout_compute.dtype == "float32"
-    rounded = _eight_bit(config.rollout) != "off" or config.rollout.kv_quantize != "off"
+def _idle_training(rl: RLConfig, policy: PolicyConfig) -> list[str]:
+    """Returns notices about the correction and the warm-up."""
+    notices, rollout = [], policy.rollout
+    exact = policy.compute.dtype == policy.rollout_compute.dtype == "float32"
+    rounded = _eight_bit(rollout) != "off" or rollout.kv_quantize != "off"
     # Samples come from an older policy or from another temperature.
     off_policy = rl.one_step_off or rl.policy.carries or rl.zero_variance.grow_temperature != 1
     off_policy = off_policy or rl.held_groups > 0
@@ -165,21 +170,25 @@ def _idle_training(config: RLRunConfig) -> list[str]:
             f"rl.optim.warmup_steps = {rl.optim.warmup_steps}: the run has {rl.total_updates}"
             " updates, so that the learning rate is never reached; lower it"
         )
-    if not config.data.evaluated:
-        settings = {"rl.eval_every": rl.eval_every, "evaluation.at": config.evaluation.at}
-        notices += [
+    return notices
+
+
+def _idle_evaluation(rl: RLConfig, scored: ScoredConfig) -> list[str]:
+    """Returns notices about evaluations that never come."""
+    at = scored.evaluation.at
+    if not scored.data.evaluated:
+        return [
             f"{name} = {value}: data.eval_prompts is 0 and data.eval_sets is empty, so that there"
             " is nothing to evaluate on; raise the one or name a set"
-            for name, value in settings.items()
+            for name, value in (("rl.eval_every", rl.eval_every), ("evaluation.at", at))
             if value
         ]
-    elif unreached := [step for step in config.evaluation.at if step > rl.steps]:
-        notices.append(
-            f"evaluation.at = {config.evaluation.at}: the run ends after {rl.steps} steps"
-            f" (rl.steps) and never comes to {', '.join(map(str, unreached))}; leave out what lies"
-            " beyond, or raise rl.steps"
-        )
-    return notices
+    if unreached := [step for step in at if step > rl.steps]:
+        return [
+            f"evaluation.at = {at}: the run ends after {rl.steps} steps (rl.steps) and never comes"
+            f" to {', '.join(map(str, unreached))}; leave out what lies beyond, or raise rl.steps"
+        ]
+    return []
 
 
 def idle_stages(rl: RLConfig) -> list[str]:

@@ -11,7 +11,13 @@ from dataclasses import replace
 import numpy as np
 
 from compass_jax.aliases import Tree
-from compass_jax.config import EngineJudgeConfig, RolloutConfig, ScalarJudgeConfig, ScoredConfig
+from compass_jax.config import (
+    EngineJudgeConfig,
+    PolicyConfig,
+    RolloutConfig,
+    ScalarJudgeConfig,
+    ScoredConfig,
+)
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.experience.evaluate import decoder_of, turns_of
 from compass_jax.records import Prompt, Rollout, stable_id
@@ -88,33 +94,38 @@ class PolicyJudge:
     """
 
     def __init__(
-        self, config: ScoredConfig, scorer: AnyScorer, policy: RolloutEngine, tokenizer: Tokenizer
+        self,
+        policy: PolicyConfig,
+        scored: ScoredConfig,
+        scorer: AnyScorer,
+        engine: RolloutEngine,
+        tokenizer: Tokenizer,
     ):
-        judge = config.rewards.judge
+        judge, data, seed = scored.rewards.judge, scored.data, scored.seed
         if isinstance(judge, ScalarJudgeConfig) and isinstance(scorer, JoinedScorer):
             assert isinstance(scorer.judge, ScalarJudge)
             sizes = judge.buckets, judge.micro_batch_tokens
-            scorer.judge.rate = ScalarModel(config, judge.weights, *sizes)
+            scorer.judge.rate = ScalarModel(policy, data, judge.weights, *sizes)
         self._asker = scorer.asker if isinstance(scorer, JoinedScorer) else None
         self._own: OwnJudge | None = None
         if not isinstance(judge, EngineJudgeConfig) or not isinstance(self._asker, Batched):
             return
-        rollout = rollout_of(judge, config.rollout)
+        rollout = rollout_of(judge, policy.rollout)
         if judge.weights:
-            like = replace(config, rollout=rollout)
-            engine, params, tokenizer = decoder_of(like, judge.weights)
-            self._asker.generate = OwnJudge(engine, params, tokenizer, config.seed)
+            like = replace(policy, rollout=rollout)
+            judging, params, tokenizer = decoder_of(like, data, seed, judge.weights)
+            self._asker.generate = OwnJudge(judging, params, tokenizer, seed)
             return
-        assert isinstance(policy, Engine)  # check_own_engine refuses others
-        engine = Engine(
-            config.model,
-            policy.compute,
+        assert isinstance(engine, Engine)  # check_own_engine refuses others
+        judging = Engine(
+            policy.model,
+            engine.compute,
             rollout,
-            policy.end_ids,
-            policy.placement,
+            engine.end_ids,
+            engine.placement,
             tokenizer.vocab_size,
         )
-        self._own = self._asker.generate = OwnJudge(engine, None, tokenizer, config.seed)
+        self._own = self._asker.generate = OwnJudge(judging, None, tokenizer, seed)
 
     def use(self, params: Tree, version: int) -> None:
         """Sets the policy's weights. None releases them and their memory."""

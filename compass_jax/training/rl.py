@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Generator, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -18,10 +19,12 @@ from compass_jax.data.prompts import in_words
 from compass_jax.distributed import all_gather_bytes, is_main_process
 from compass_jax.errors import STRICT
 from compass_jax.memory import memory_line
+from compass_jax.rewards.checks import code_of
 from compass_jax.rewards.detect import notice
 from compass_jax.rewards.faults import VerifierError
 from compass_jax.runs.machine import record_machine
 from compass_jax.runs.profile import check_steps, traced
+from compass_jax.runs.rundir import RunDir
 from compass_jax.runs.telemetry import Telemetry
 from compass_jax.samplers.pool import Pool
 from compass_jax.session import (
@@ -34,7 +37,7 @@ from compass_jax.session import (
 )
 from compass_jax.training.building import Building
 from compass_jax.training.evaluations import Evaluations
-from compass_jax.training.header import header, rl_method, stage_line
+from compass_jax.training.header import describe_model, header, rl_method, stage_line
 from compass_jax.training.hooks.base import HookFailed, StepRecord
 from compass_jax.training.hooks.guard import Guard
 from compass_jax.training.hooks.notices import Notices
@@ -92,13 +95,14 @@ def rl_steps(
     """
     config.validate_for_rl()
     check_steps(profile_steps)
-    config = with_date(config)
+    data = with_date(config.data, config.model.vocab_size, config.directory)
+    config = replace(config, data=data)
     pool = Pool(config.samplers) if config.samplers.acts else None
     exchange = all_gather_bytes if pool is None else pool.exchange
     with (
         pool or contextlib.nullcontext(),
-        open_scorer(config, config.directory, exchange) as scorer,
-        open_run(config) as run,
+        open_scorer(config.rewards, data, config.directory, exchange) as scorer,
+        open_run(RunDir(config, code_of(data))) as run,
         RunState() as run_state,
         Telemetry(
             config.directory,
@@ -174,15 +178,18 @@ def _run_stage(
 def _header(trainer: RLTrainer) -> list[str]:
     """Returns the run's first lines."""
     config, prompts = trainer.config, trainer.parts.prompts
-    return header(
-        config,
+    lines = header(
+        describe_model(config.model, sum(x.size for x in jax.tree.leaves(trainer.learner.params))),
+        config.init_from,
+        (config.mesh, config.rollout_mesh),
+        config.directory,
         f"{len(prompts.stream):,} prompts, {in_words(prompts.evaluated, config.data)}",
-        sum(x.size for x in jax.tree.leaves(trainer.learner.params)),
         trainer.done_steps,
         config.rl.steps,
-        memory_line(config, config.rl),
+        memory_line(config.policy, config.rl),
         rl_method(config.rl, config.rollout),
     )
+    return [config.name, *lines]
 
 
 def _run_steps(

@@ -11,7 +11,7 @@ from typing import Protocol
 import jax
 
 from compass_jax.aliases import Json, JsonObject
-from compass_jax.config import RLRunConfig
+from compass_jax.config import RunConfig
 from compass_jax.data.stream import PromptStream
 from compass_jax.experience import saved_samples
 from compass_jax.experience.buffer import ExperienceBuffer
@@ -51,7 +51,7 @@ class SavedRun:
     the vocabulary that the exported model has.
     """
 
-    config: RLRunConfig
+    config: RunConfig
     checkpoints: Checkpoints
     collect: Collector
     buffer: ExperienceBuffer
@@ -98,7 +98,9 @@ class SavedRun:
         if in_meta := shapes(meta):
             abstract[IN_META] = self._with_places(in_meta)
         # A checkpoint of adapters does not have their base.
-        frozen = first_parameters(config, model) if config.lora.acts else None
+        frozen = (
+            first_parameters(config.init_from, config.seed, model) if config.lora.acts else None
+        )
         if frozen is not None:
             check_base(newest.path, meta, frozen)
         _, arrays, meta = checkpoint.restore(newest, abstract, model=config.model)
@@ -129,7 +131,7 @@ class SavedRun:
         self.checkpoints.wait()
         step = checkpoint.latest(config.directory, last)
         if step is None:
-            params = first_parameters(config, model)
+            params = first_parameters(config.init_from, config.seed, model)
             return 0, Learner.start(config.learner, model, params, config.directory)
         # Only the state: the reference and the base of adapters are never updated.
         abstract = {"state": self._abstract(model)["state"]}

@@ -13,7 +13,6 @@ a win of either answer [this project's choice].
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 
 import jax
@@ -22,7 +21,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from compass_jax.aliases import Tree
-from compass_jax.config import PolicyConfig
+from compass_jax.config import DataConfig, PolicyConfig
 from compass_jax.config.errors import check
 from compass_jax.data.pairs import Pair, conversation, encode_pairs, split_pairs
 from compass_jax.data.tokenizer import Tokenizer
@@ -166,24 +165,30 @@ class ScalarModel:
     """Computes rewards of answers with the weights of a run, a checkpoint or a Hugging Face folder.
 
     Args:
-        config: model, tokenizer, mesh and precision of the training.
+        policy: model, mesh and precision of the training.
+        data: the tokenizer.
         weights: path of the weights.
         buckets: lengths in tokens to which conversations are padded.
         micro_batch_tokens: tokens in a forward pass, padding included.
     """
 
     def __init__(
-        self, config: PolicyConfig, weights: str, buckets: Sequence[int], micro_batch_tokens: int
+        self,
+        policy: PolicyConfig,
+        data: DataConfig,
+        weights: str,
+        buckets: Sequence[int],
+        micro_batch_tokens: int,
     ):
-        self._tokenizer: Tokenizer = load_tokenizer(config)
+        self._tokenizer: Tokenizer = load_tokenizer(data, policy.model.vocab_size)
         self._model = Transformer(
-            config.model,
-            config.compute,
-            training_layout(config.compute),
-            placements(config.mesh, None, False)[0],
+            policy.model,
+            policy.compute,
+            training_layout(policy.compute),
+            placements(policy.mesh, None, False)[0],
             self._tokenizer.vocab_size,
         )
-        self._params = first_parameters(replace(config, init_from=weights), self._model)
+        self._params = first_parameters(weights, 0, self._model)
         self._buckets, self._micro_batch_tokens = tuple(buckets), micro_batch_tokens
 
     def __call__(self, questions: Sequence[tuple[str, str]]) -> list[float | None]:

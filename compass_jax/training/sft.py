@@ -7,6 +7,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -38,10 +39,12 @@ from compass_jax.model.params import (
 )
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.records import TrainState
+from compass_jax.rewards.checks import code_of
 from compass_jax.rl.bucketing import MicroBatch, plan, take_rows
 from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_diagnostics
 from compass_jax.runs.machine import record_machine
 from compass_jax.runs.profile import check_steps, traced
+from compass_jax.runs.rundir import RunDir
 from compass_jax.runs.telemetry import Telemetry
 from compass_jax.session import (
     RunState,
@@ -53,7 +56,7 @@ from compass_jax.session import (
 )
 from compass_jax.sharding import fetch, placements
 from compass_jax.training import optim, step, trained
-from compass_jax.training.header import header, sft_method
+from compass_jax.training.header import describe_model, header, sft_method
 from compass_jax.training.rate_notices import moved_schedule
 from compass_jax.training.stops import TrainingStopped, stoppable
 from compass_jax.weights import checkpoint
@@ -73,7 +76,7 @@ class SFTTrainer:
 
     def __init__(self, config: RunConfig, stop: RunState, telemetry: Telemetry):
         self.config, self.sft, self.stop, self.telemetry = config, config.sft, stop, telemetry
-        self.tokenizer = load_tokenizer(config)
+        self.tokenizer = load_tokenizer(config.data, config.model.vocab_size)
         placement = placements(config.mesh, None, False)[0]
         self.model = Transformer(
             config.model,
@@ -97,13 +100,14 @@ class SFTTrainer:
 
     def examples(self) -> tuple[Sequence[Tree] | StreamedExamples, dict[str, int]]:
         """Returns the training examples, and the counts of their reading (see `sft_records`)."""
-        return sft_records(self.config, self.tokenizer, self.telemetry.note)
+        return sft_records(self.sft, self.config.scored, self.tokenizer, self.telemetry.note)
 
     def _restore_or_start(self) -> None:
         config, directory, placement = self.config, self.config.directory, self.model.placement
         saved = newest_checkpoint(directory, self.telemetry.note)
+        first = config.init_from, config.seed
         if saved is None:
-            params = first_parameters(config, self.model, self.telemetry.note)
+            params = first_parameters(*first, self.model, self.telemetry.note)
             self.vocab_rows = vocab_rows(
                 config.init_from, config.model.family, self.tokenizer.vocab_size
             )
@@ -124,7 +128,7 @@ class SFTTrainer:
 
         abstract = placed_structs(jax.eval_shape(fresh), config.model, placement)
         # A checkpoint of adapters does not have their base.
-        self.frozen = first_parameters(config, self.model) if config.lora.acts else None
+        self.frozen = first_parameters(*first, self.model) if config.lora.acts else None
         if self.frozen is not None:
             check_base(saved.path, saved.meta(), self.frozen)
         self.done_steps, arrays, meta = checkpoint.restore(saved, abstract, model=config.model)
@@ -140,12 +144,19 @@ class SFTTrainer:
 
     def header(self) -> list[str]:
         """Returns the run's first lines."""
-        work = work_in_words(self.data_stats)
-        parameters = sum(x.size for x in jax.tree.leaves(self.params))
-        memory = memory_line(self.config, self.config.sft)
-        method = sft_method(self.sft)
-        done = self.done_steps
-        return header(self.config, work, parameters, done, self.sft.steps, memory, method)
+        config = self.config
+        lines = header(
+            describe_model(config.model, sum(x.size for x in jax.tree.leaves(self.params))),
+            config.init_from,
+            (config.mesh, config.rollout_mesh),
+            config.directory,
+            work_in_words(self.data_stats),
+            self.done_steps,
+            self.sft.steps,
+            memory_line(config.policy, self.sft),
+            sft_method(self.sft),
+        )
+        return [config.name, *lines]
 
     def save(self, *, wait: bool = True) -> None:
         """Writes checkpoint `done_steps`; in the background unless `wait`."""
@@ -258,9 +269,10 @@ def run_sft(
     """
     config.validate()
     check_steps(profile_steps)
-    config = with_date(config)
+    data = with_date(config.data, config.model.vocab_size, config.directory)
+    config = replace(config, data=data)
     with (
-        open_run(config) as run,
+        open_run(RunDir(config, code_of(data))) as run,
         RunState() as stop,
         Telemetry(
             config.directory,

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from compass_jax.aliases import Tree
-from compass_jax.config import ModelConfig, PolicyConfig
+from compass_jax.config import ComputeConfig, ModelConfig
 from compass_jax.config.io import differences
 from compass_jax.distributed import require_single_process
 from compass_jax.families import find as families
@@ -178,7 +178,12 @@ def in_vocabulary(params: Tree, model: ModelConfig, rows: int) -> tuple[Tree, Mo
 
 
 def init_or_load(
-    config: PolicyConfig, key: jax.Array, shardings: Tree = None, known: int | None = None
+    init_from: str,
+    model: ModelConfig,
+    compute: ComputeConfig,
+    key: jax.Array,
+    shardings: Tree = None,
+    known: int | None = None,
 ) -> Tree:
     """Returns the initial parameters of a run, stacked, in `compute.param_dtype`.
 
@@ -186,15 +191,15 @@ def init_or_load(
     checkpoint, which must have rows for the tokenizer's `known` ids.
 
     Raises WeightsError or CheckpointError if `init_from` is none of these, if its model is not
-    `config.model` (the message lists the fields that differ), and for a model that its family
+    `model` (the message lists the fields that differ), and for a model that its family
     cannot express.
     """
-    path, rows = _folder(config.init_from, config.model)
-    dtype = config.compute.param_dtype
+    path, rows = _folder(init_from, model)
+    dtype = compute.param_dtype
     if known is not None and rows < known:
         raise WeightsError(
-            f"init_from = {config.init_from!r} has rows for {rows} ids, and the tokenizer"
-            f" {config.data.tokenizer!r} has ids up to {known - 1}: name the model's tokenizer"
+            f"init_from = {init_from!r} has rows for {rows} ids, and data.tokenizer has ids up to"
+            f" {known - 1}: name the model's tokenizer"
         )
     if path is None:
         draw = (
@@ -202,11 +207,11 @@ def init_or_load(
             if shardings is None
             else jax.jit(init_params, static_argnums=(0, 1), out_shardings=shardings)
         )
-        return draw(config.model, config.compute, key)
+        return draw(model, compute, key)
     if is_checkpoint(path):
         params, _ = restore_params(path, shardings)
-        return _cast(params, config.model, dtype)
-    return load_params(path, config.model, dtype, shardings, rows)
+        return _cast(params, model, dtype)
+    return load_params(path, model, dtype, shardings, rows)
 
 
 def check_weights(
@@ -238,21 +243,21 @@ def _folder(init_from: str, model: ModelConfig) -> tuple[Path | None, int]:
 
 
 def first_parameters(
-    config: PolicyConfig, model: Transformer, tell: Callable[[str], None] = lambda line: None
+    init_from: str, seed: int, model: Transformer, tell: Callable[[str], None] = lambda line: None
 ) -> Tree:
     """Returns the parameters of `init_or_load` in the model's layout, created or read directly on
     its mesh; tells the notices of an import.
     """
-    check_weights(config.init_from, config.model, tell)
-    placement = model.placement
+    config, placement = model.config, model.placement
+    check_weights(init_from, config, tell)
     shardings = (
         None
         if placement is None
-        else shardings_like(abstract_params(config.model, "float32"), config.model, placement)
+        else shardings_like(abstract_params(config, "float32"), config, placement)
     )
-    stacked = init_or_load(config, jax.random.key(config.seed), shardings, model.known)
-    params = in_layout(stacked, model.layout)
-    return place(params, config.model, placement)
+    key = jax.random.key(seed)
+    stacked = init_or_load(init_from, config, model.compute, key, shardings, model.known)
+    return place(in_layout(stacked, model.layout), config, placement)
 
 
 def _cast(params: Tree, model: ModelConfig, dtype: str) -> Tree:

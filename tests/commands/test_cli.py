@@ -10,10 +10,10 @@ import types
 
 import pytest
 from plain_config import CONFIG
+from worded import override
 
 from compass_jax.commands import cli
 from compass_jax.commands.configured import load_config
-from compass_jax.commands.overrides import override
 from compass_jax.config import ConfigError
 from compass_jax.config.io import config_from_json, config_to_json
 from compass_jax.runs.rundir import FolderLock, NewFolderLock, RunDirectoryInUse
@@ -49,6 +49,7 @@ def calls(monkeypatch, tmp_path):
             )
             for name in functions.split()
         }
+        record["Evaluator"] = lambda policy, scored: (policy, scored)
         monkeypatch.setitem(sys.modules, f"compass_jax.{room}", types.SimpleNamespace(**record))
     return records
 
@@ -75,7 +76,7 @@ def test_each_command_calls_its_room(calls, file):
         and calls[4][1:] == ("a", "b")
         and calls[5][1:] == ("c", "d")
     )
-    assert train[1].rl.steps == 3 and evaluate[1].evaluation.k == 2 and evaluate[2] == "c"
+    assert train[1].rl.steps == 3 and evaluate[1][1].evaluation.k == 2 and evaluate[2] == "c"
 
 
 def test_overrides_are_typed_and_reach_every_level(file):
@@ -363,7 +364,8 @@ def test_eval_of_a_run_takes_the_runs_own_configuration(calls, file, tmp_path, c
     assert cli.main(["eval", "--checkpoint", "mine"]) == 0
     assert cli.main(["eval", "--checkpoint", str(step), "--evaluation.k=2"]) == 0
     (_, first, *_), (_, second, where, *_) = calls
-    assert first == CONFIG and second.evaluation.k == 2 and where == str(step)
+    assert first == (CONFIG.policy, CONFIG.scored)
+    assert second[1].evaluation.k == 2 and where == str(step)
     words = "--dry-run --json --checkpoint mine --rollout.prompt-buckets 8 16 --name value"
     assert cli.main(["eval", *words.split()]) == 0
     resolved = config_from_json(capsys.readouterr().out)

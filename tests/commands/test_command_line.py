@@ -12,10 +12,11 @@ import jax
 import pytest
 from test_config_ranges import whole_run
 from tiny_run import tiny_run
+from worded import override
 
 from compass_jax import __version__, errors
 from compass_jax.commands.cli import main
-from compass_jax.commands.overrides import override, settings_help
+from compass_jax.commands.overrides import settings_help
 from compass_jax.commands.parsing import help_text, parse
 from compass_jax.commands.settings import FIRST, field_docs, first_settings, settings
 from compass_jax.commands.table import BY_NAME, overview

@@ -13,6 +13,7 @@ from tiny_run import tiny_run
 
 from compass_jax.commands import cli
 from compass_jax.commands.dry_run import changes, run_dry
+from compass_jax.commands.settings import settings
 from compass_jax.config import EvalConfig, FileSource, ProceduralSource, RLStage, RunConfig
 from compass_jax.config.io import flatten
 from compass_jax.errors import CompassError
@@ -23,11 +24,15 @@ from compass_jax.runs.rundir import (
     RunDir,
     RunDirectoryInUse,
     RunDirectoryUnusable,
-    look_into,
 )
 from compass_jax.training.rl import run_rl
 from compass_jax.training.sft import run_sft
 from compass_jax.weights.hf_config import write_hf_config
+
+
+def changes_of(config):
+    return changes(settings(config))
+
 
 ROWS = [{"prompt": f"{n}+1?", "answer": str(n + 1)} for n in range(30)]
 RUNS = {"train": run_rl, "sft": run_sft}
@@ -85,7 +90,7 @@ def test_it_counts_a_pass_as_the_run_does(tmp_path):
 
 def test_a_line_for_each_setting_that_is_not_the_default():
     config = tiny_run()
-    lines = changes(config)
+    lines = changes_of(config)
     assert "rl.steps = 2  (default 100)" in lines and "rl.optim.learning_rate = 0.01" in "".join(
         lines
     )
@@ -97,7 +102,7 @@ def test_a_line_for_each_setting_that_is_not_the_default():
     assert "rl.step_policy = none  (default screening)" in lines
     assert not [line for line in lines if line.startswith(("rl.advantage", "evaluation.temp"))]
     rl = dataclasses.replace(config.rl, objective=grpo(kl_coef=0.5))
-    grpo_lines = changes(dataclasses.replace(config, rl=rl))
+    grpo_lines = changes_of(dataclasses.replace(config, rl=rl))
     objective_lines = [line for line in grpo_lines if line.startswith("rl.objective")]
     assert objective_lines == [
         "rl.objective.kl_coef = 0.5  (default 0.0)",
@@ -134,7 +139,7 @@ def broken(tmp_path: Path, kind: str) -> tuple[str, RunConfig]:
             file.truncate(200)
         config = dataclasses.replace(config, init_from=str(folder))
     elif kind == "another run":
-        with RunDir(config.directory, dataclasses.replace(config, seed=5)) as run:
+        with RunDir(dataclasses.replace(config, seed=5)) as run:
             (run.path / "metrics.jsonl").write_text('{"step": 1}\n')
     elif kind == "devices":
         mesh = dataclasses.replace(config.mesh, replica=16)
@@ -168,17 +173,20 @@ def test_commands_with_weights_of_their_own_look_at_them(tmp_path):
         dry_lines(run_on_file(tmp_path), "eval", str(tmp_path / "none"))
 
 
+def run_at(folder):
+    return RunDir(dataclasses.replace(tiny_run(), run_dir=str(folder)))
+
+
 def test_a_directory_is_looked_into_as_it_would_be_opened(tmp_path):
-    config = tiny_run()
-    assert not look_into(tmp_path / "a" / "b", config) and not (tmp_path / "a").exists()
+    assert not run_at(tmp_path / "a" / "b").look() and not (tmp_path / "a").exists()
     (tmp_path / "file").write_text("")
     with pytest.raises(RunDirectoryUnusable, match="cannot be written to: Not a directory"):
-        look_into(tmp_path / "file" / "run", config)
+        run_at(tmp_path / "file" / "run").look()
     with FolderLock(tmp_path / "used"), pytest.raises(RunDirectoryInUse):
-        look_into(tmp_path / "used", config)
-    with RunDir(tmp_path / "run", config) as run:
+        run_at(tmp_path / "used").look()
+    with run_at(tmp_path / "run") as run:
         (run.path / "metrics.jsonl").write_text('{"step": 1}\n')
-    assert look_into(tmp_path / "run", config)
+    assert run_at(tmp_path / "run").look()
 
 
 def test_the_command_prints_it_or_refuses_with_status_2(tmp_path, capsys):

@@ -4,12 +4,12 @@ import json
 
 import pytest
 from tiny_run import TOKENIZER, tiny_run
+from worded import override
 
 from compass_jax.commands import work
 from compass_jax.commands.cli import main
 from compass_jax.commands.configured import load_config
 from compass_jax.commands.options import ImportHf
-from compass_jax.commands.overrides import override
 from compass_jax.commands.settings import settings
 from compass_jax.config import ConfigError, DataConfig, FileSource, RunConfig, apply
 from compass_jax.config.foreign import TRL, VERL, hub_hint

@@ -20,7 +20,7 @@ def looked(tmp_path, rows, **source):
     data = DataConfig(sources, tokenizer=config.data.tokenizer, heldout_frac=0.3, eval_prompts=4)
     console = Console(file=io.StringIO(), width=80)
     config = dataclasses.replace(config, data=data, rewards=RewardConfig())
-    return run_look(config, 1, console), console.file.getvalue()
+    return run_look(config.model.vocab_size, config.scored, 1, console), console.file.getvalue()
 
 
 ROWS = [{"prompt": f"{n}+1?", "answer": str(n + 1)} for n in range(30)]
@@ -107,6 +107,6 @@ def test_the_prompts_are_shown_as_template_args_make_them(tmp_path):
     for changed in (data, dataclasses.replace(data, template_args=args)):
         out = io.StringIO()
         config = dataclasses.replace(base, data=changed)
-        run_look(config, console=Console(file=out, width=100))
+        run_look(config.model.vocab_size, config.scored, console=Console(file=out, width=100))
         closed.append("</think>" in out.getvalue())
     assert closed == [False, True]

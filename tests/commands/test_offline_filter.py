@@ -50,7 +50,7 @@ class Verdicts:
 
 
 def filtered(config, out, **options):
-    return run_filter(config, config.run_dir, out, Bounds(**options))
+    return run_filter(config.policy, config.scored, config.run_dir, out, Bounds(**options))
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,9 @@ EXPECTED = {0: (1.0, False), 1: (0.0, False), 2: (0.5, True), 3: (0.0, True)}
 
 def test_rates_what_is_kept_the_picture_and_the_account(trained, tmp_path, verdicts):
     summary = filtered(trained, str(tmp_path), samples=4)
-    prompts = train_prompts(trained.data, load_tokenizer(trained), trained.seed)
+    prompts = train_prompts(
+        trained.data, load_tokenizer(trained.data, trained.model.vocab_size), trained.seed
+    )
     rows = read_pass_rates(tmp_path / "pass_rates.jsonl")
     assert list(rows) == [p.id for p in prompts] and len(prompts) > 20
     for prompt in prompts:
@@ -215,7 +217,9 @@ def test_where_no_group_size_does_it_the_advice_says_so():
 
 
 def test_files_that_cannot_be_used(tmp_path, trained):
-    prompts = train_prompts(trained.data, load_tokenizer(trained), trained.seed)
+    prompts = train_prompts(
+        trained.data, load_tokenizer(trained.data, trained.model.vocab_size), trained.seed
+    )
     path = tmp_path / "pass_rates.jsonl"
     with pytest.raises(DataError, match="no such file; compass filter writes it"):
         kept_prompts(prompts, str(path))

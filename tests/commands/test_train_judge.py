@@ -78,7 +78,7 @@ def test_both_orders_of_the_training_pairs_are_learnt_and_no_held_out_one(folder
     config = judge_config(str(folder / "model"), [str(folder / "pairs.jsonl")], settings=SHORT)
     config.validate_for_rl()
     tokenizer = Tokenizer.for_model(config.data.tokenizer, config.model.vocab_size)
-    examples, counts = sft_examples(config, tokenizer)
+    examples, counts = sft_examples(config.sft, config.scored, tokenizer)
     training, heldout_pairs = split_pairs(config.data)
     assert len(training) + len(heldout_pairs) == 60 and heldout_pairs
     heldout_questions = {x.asks for x in questions(config.data, 0) if x.heldout}
@@ -166,7 +166,7 @@ def test_rl_begins_with_what_sft_left_and_the_judge_is_measured_after_each(folde
         seen.append((name, config.directory, config.init_from))
         return {"stopped": stopped, "status": 143}
 
-    def judge(config, weights):
+    def judge(policy, data, seed, weights):
         seen.append(("judge", weights, ""))
         return Says(right if weights.endswith("rl") else lambda _: "Tie")
 
@@ -191,8 +191,8 @@ def test_rl_begins_with_what_sft_left_and_the_judge_is_measured_after_each(folde
 def test_a_folder_of_weights_is_a_judge_in_an_engine_that_holds_its_questions(folder, monkeypatch):
     calls = []
 
-    def judge(config, weights):
-        calls.append((config.rollout, weights))
+    def judge(policy, data, seed, weights):
+        calls.append((policy.rollout, weights))
         return Says(right)
 
     monkeypatch.setattr(eval_judge, "own_judge", judge)

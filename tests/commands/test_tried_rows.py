@@ -17,7 +17,7 @@ from compass_jax.training.rl import run_rl
 GOOD = [{"prompt": f"Write f, {n}.", "tests": [f"assert f({n}) == {n}"]} for n in range(20)]
 BAD = {"prompt": "Write f.", "setup": "import a_package_not_here", "tests": ["assert f(1) == 1"]}
 COMMANDS = {
-    "data": run_look,
+    "data": lambda config: run_look(config.model.vocab_size, config.scored),
     "dry run": lambda config: run_dry(config, "train", None, lambda line: None),
     "train": run_rl,
 }

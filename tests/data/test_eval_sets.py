@@ -25,6 +25,11 @@ from compass_jax.experience.evaluate import evaluation_uses
 from compass_jax.rollout.sampling import Sampler
 
 
+def sft_records_of(config, *args, **options):
+    """Calls `sft_records` with what it reads of a run's settings."""
+    return sft_records(config.sft, config.scored, *args, **options)
+
+
 @pytest.fixture(scope="module")
 def tokenizer():
     return Tokenizer.for_model(TOKENIZER, 384)
@@ -117,7 +122,7 @@ def test_sft_leaves_out_what_a_set_asks_and_counts_it_by_set(tmp_path, tokenizer
     config = with_data(sources=(), eval_sets=sets, eval_prompts=0, cache=str(tmp_path / "cache"))
     sft = replace(config.sft, files=(str(path),), procedural=(), reading=reading)
     notices = []
-    examples, counts = sft_records(replace(config, sft=sft), tokenizer, notices.append)
+    examples, counts = sft_records_of(replace(config, sft=sft), tokenizer, notices.append)
     (line,) = [line for line in notices if line.startswith("data.eval_sets")]
     if reading == "record":
         assert len(examples) == 5 and line.startswith(
@@ -131,7 +136,7 @@ def test_sft_leaves_out_what_a_set_asks_and_counts_it_by_set(tmp_path, tokenizer
     )
     notices.clear()
     data = replace(config.data, eval_sets=())
-    sft_records(replace(config, sft=sft, data=data), tokenizer, notices.append)
+    sft_records_of(replace(config, sft=sft, data=data), tokenizer, notices.append)
     assert not any("eval_sets" in line for line in notices)
 
 

@@ -101,7 +101,7 @@ def test_sft_reads_both(tmp_path):
     base = tiny_run()
     sft = SFTConfig(files=(str(path),), buckets=(128,))
     config = dataclasses.replace(base, data=DataConfig(), sft=sft)
-    (example,), _ = sft_examples(config, tokenizer)
+    (example,), _ = sft_examples(config.sft, config.scored, tokenizer)
     assert tokenizer.decode(example.tokens[example.mask]) == "2"
     assert "system\nBe brief.\nuser\n1 + 1?" in tokenizer.decode(example.tokens)
 

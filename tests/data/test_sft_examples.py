@@ -16,6 +16,12 @@ from compass_jax.data.prompts import heldout_prompts, train_prompts
 from compass_jax.data.sft import sft_examples
 from compass_jax.data.tokenizer_training import train_tokenizer
 
+
+def sft_examples_of(config, *args, **options):
+    """Calls `sft_examples` with what it reads of a run's settings."""
+    return sft_examples(config.sft, config.scored, *args, **options)
+
+
 SUMS = ProceduralSource(
     "chain_sum", (("max_terms", 3), ("max_digits", 1)), size=200, label="sums", instruction="Go."
 )
@@ -61,7 +67,7 @@ def write(path, rows):
 
 
 def test_procedural_examples_are_worked_training_questions(tokenizer):
-    examples, stats = sft_examples(run(DATA, procedural=(("sums", 60, 1),)), tokenizer)
+    examples, stats = sft_examples_of(run(DATA, procedural=(("sums", 60, 1),)), tokenizer)
     prompts = train_prompts(DATA, tokenizer, 3)
     heldout = {tuple(p.tokens.tolist()) for p in heldout_prompts(DATA, tokenizer, 3)}
     assert len(examples) == stats["examples"] == stats["from/sums"] == 60 and len(heldout) > 40
@@ -89,7 +95,7 @@ def test_bare_answers_come_as_often_as_asked_whatever_the_source_repeats(tokeniz
     data = dataclasses.replace(
         DATA, sources=tuple(dataclasses.replace(source, repeat=5) for source in DATA.sources)
     )
-    examples, stats = sft_examples(
+    examples, stats = sft_examples_of(
         run(data, procedural=(("sums", 40, 1),), answers=(("sums", 25, 3),)), tokenizer
     )
     prompts = train_prompts(data, tokenizer, 3)[:25]
@@ -112,7 +118,7 @@ def test_duplicates_long_and_heldout_rows_are_left_out_and_counted(tmp_path, tok
         row(heldout, "9"),
         row("Go.\n" + heldout + " ", "9"),
     ]
-    examples, stats = sft_examples(
+    examples, stats = sft_examples_of(
         run(DATA, files=(write(tmp_path / "chats.jsonl", rows),)), tokenizer
     )
     assert [tokenizer.decode(e.tokens[e.mask]) for e in examples] == ["1", "2"]
@@ -126,7 +132,7 @@ def test_duplicates_long_and_heldout_rows_are_left_out_and_counted(tmp_path, tok
     assert "1 SFT examples repeat an earlier one and are left out" in caplog.text
     assert "1 SFT examples are longer than sft.buckets[-1] = 300" in caplog.text
     with pytest.raises(DataError, match=r"no SFT examples are left.*1 are longer"):
-        sft_examples(run(files=(write(tmp_path / "long.jsonl", rows[3:4]),)), tokenizer)
+        sft_examples_of(run(files=(write(tmp_path / "long.jsonl", rows[3:4]),)), tokenizer)
 
 
 GOOD = json.dumps(row("q", "a")) + "\n"
@@ -156,7 +162,7 @@ GOOD = json.dumps(row("q", "a")) + "\n"
 def test_bad_rows_are_named(tmp_path, tokenizer, content, message):
     (tmp_path / "s.jsonl").write_text(content)
     with pytest.raises(DataError, match=message):
-        sft_examples(run(files=(str(tmp_path / "s.jsonl"),)), tokenizer)
+        sft_examples_of(run(files=(str(tmp_path / "s.jsonl"),)), tokenizer)
 
 
 def test_skipped_rows_may_come_first_and_be_all_of_a_file(tmp_path, tokenizer):
@@ -164,19 +170,19 @@ def test_skipped_rows_may_come_first_and_be_all_of_a_file(tmp_path, tokenizer):
     broken.write_text('{"text": \n{"messages": 1}\n')
     good.write_text("{broken\n" + GOOD)
     files = (str(broken), str(good))
-    examples, counts = sft_examples(run(files=files, bad_rows="skip"), tokenizer)
+    examples, counts = sft_examples_of(run(files=files, bad_rows="skip"), tokenizer)
     assert len(examples) == 1 and counts["bad"] == 3
     with pytest.raises(DataError, match=r"no SFT examples are left.*2 cannot be used"):
-        sft_examples(run(files=files[:1], bad_rows="skip"), tokenizer)
+        sft_examples_of(run(files=files[:1], bad_rows="skip"), tokenizer)
     with pytest.raises(DataError, match=r"good\.jsonl, line 1"):
-        sft_examples(run(files=files[1:]), tokenizer)
+        sft_examples_of(run(files=files[1:]), tokenizer)
 
 
 def test_labels_without_worked_solutions_are_refused(tokenizer, caplog):
     with pytest.raises(DataError, match=r"sft\.procedural\[0\] \('nope'\).*labels: sudoku, sums"):
-        sft_examples(run(DATA, procedural=(("nope", 1, 1),)), tokenizer)
+        sft_examples_of(run(DATA, procedural=(("nope", 1, 1),)), tokenizer)
     with pytest.raises(DataError, match=r"no worked solutions for sudoku.*chain_sum"):
-        sft_examples(run(DATA, procedural=(("sudoku", 1, 1),)), tokenizer)
-    _, stats = sft_examples(run(DATA, procedural=(("sums", 10_000, 1),)), tokenizer)
+        sft_examples_of(run(DATA, procedural=(("sudoku", 1, 1),)), tokenizer)
+    _, stats = sft_examples_of(run(DATA, procedural=(("sums", 10_000, 1),)), tokenizer)
     assert 100 < stats["examples"] < 200
     assert f"only {stats['examples']} training questions are available" in caplog.text

@@ -168,7 +168,15 @@ def test_sft_learns_the_training_files_alone(tmp_path):
         assert len(list(conversations(config.sft, config.data.system_prompt, print))) == count
     run, notices = tiny_run(), []
     config = RunConfig("sft", run.model, data=run.data, sft=SFTConfig(files=(str(tmp_path),)))
-    assert sft_examples(config, load_tokenizer(config), notices.append)[1]["examples"] == 6
+    assert (
+        sft_examples(
+            config.sft,
+            config.scored,
+            load_tokenizer(config.data, config.model.vocab_size),
+            notices.append,
+        )[1]["examples"]
+        == 6
+    )
     assert f"{tmp_path}: test.jsonl (test split) is not trained on" in notices
 
 

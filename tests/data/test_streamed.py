@@ -61,7 +61,7 @@ def discard(line):
 
 
 def stream_of(config, tokenizer, team=ALONE):
-    records, _ = sft_records(config, tokenizer, discard)
+    records, _ = sft_records(config.sft, config.scored, tokenizer, discard)
     return ExampleStream(records, config.seed, config.sft.weights, team)
 
 
@@ -92,9 +92,9 @@ def together(count, work):
 
 def test_examples_by_record_are_those_in_memory_each_once_in_a_pass(tmp_path, tokenizer, run):
     config = run(write(tmp_path / "a.jsonl", "a", 30), write(tmp_path / "b.jsonl", "b", 11))
-    listed, _ = sft_examples(config, tokenizer, discard)
+    listed, _ = sft_examples(config.sft, config.scored, tokenizer, discard)
     lines = []
-    records, counts = sft_records(config, tokenizer, lines.append)
+    records, counts = sft_records(config.sft, config.scored, tokenizer, lines.append)
     assert counts["examples"] == 41 and "41 rows" in work_in_words(counts)
     assert "repeats among them are not looked for" in lines[-1]
     stream = ExampleStream(records, config.seed)
@@ -131,7 +131,7 @@ def test_batches_are_the_same_on_one_two_and_four_processes_that_take_over_in_th
     for count, batches in ((1, 3), (2, 7), (4, 5), (2, 4), (1, 5)):
 
         def work(team, state=state, batches=batches, read_ahead=20 * (count % 2)):
-            records = Counted(config, tokenizer, discard)
+            records = Counted(config.sft, config.scored, tokenizer, discard)
             stream = ExampleStream(records, config.seed, (), team, read_ahead)
             if state is not None:
                 stream.restore(json.loads(json.dumps(state)))
@@ -233,7 +233,7 @@ def test_bad_rows_may_be_left_out_and_are_counted(tmp_path, tokenizer, run, read
     bad = ["{broken\n", '{"text": 1}\n', chat("q", " "), json.dumps({"messages": calls}) + "\n"]
     config = run(write(tmp_path / "a.jsonl", "a", 30, *bad), reading=reading, bad_rows="skip")
     lines = []
-    records, counts = sft_records(config, tokenizer, lines.append)
+    records, counts = sft_records(config.sft, config.scored, tokenizer, lines.append)
     stream = ExampleStream(records, 0)
     texts = question_texts(stream.next_batch(30), tokenizer)
     assert sorted(texts) == sorted(f"a {n}" for n in range(30))
@@ -279,11 +279,11 @@ def test_large_files_are_read_by_record_where_nobody_says_how(
     tmp_path, tokenizer, run, monkeypatch
 ):
     config = run(write(tmp_path / "a.jsonl", "a", 30), reading="auto")
-    assert isinstance(sft_records(config, tokenizer, discard)[0], list)
+    assert isinstance(sft_records(config.sft, config.scored, tokenizer, discard)[0], list)
     monkeypatch.setattr(streamed, "LARGE_BYTES", 100)
-    assert not isinstance(sft_records(config, tokenizer, discard)[0], list)
+    assert not isinstance(sft_records(config.sft, config.scored, tokenizer, discard)[0], list)
     memory = dataclasses.replace(config, sft=dataclasses.replace(config.sft, reading="memory"))
-    assert isinstance(sft_records(memory, tokenizer, discard)[0], list)
+    assert isinstance(sft_records(memory.sft, memory.scored, tokenizer, discard)[0], list)
 
 
 def test_preferences_and_files_are_read_beside_each_other(tmp_path, tokenizer, run):
@@ -291,9 +291,9 @@ def test_preferences_and_files_are_read_beside_each_other(tmp_path, tokenizer, r
     pairs = tmp_path / "pairs.jsonl"
     pairs.write_text('{"prompt": "q", "chosen": "x", "rejected": "y"}\n' * 1)
     config = run(write(tmp_path / "a.jsonl", "a", 6), preferences=(str(pairs),), buckets=(64, 2048))
-    records, _ = sft_records(config, tokenizer, discard)
+    records, _ = sft_records(config.sft, config.scored, tokenizer, discard)
     assert records.sizes == {"a": 6, "pairs": 2}
     examples = ExampleStream(records, 0).next_batch(8)
     assert Counter(example.label for example in examples) == {"a": 6, "pairs": 2}
-    listed, _ = sft_examples(config, tokenizer, discard)
+    listed, _ = sft_examples(config.sft, config.scored, tokenizer, discard)
     assert Counter(x.key for x in examples) == Counter(x.key for x in listed)

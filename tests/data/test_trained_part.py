@@ -50,7 +50,7 @@ def tokenizers(tmp_path_factory):
 
 def examples_of(tmp_path, row, tokenizer, **fields):
     config = sft_run(write(tmp_path / "rows.jsonl", [row]), buckets=(1024,), **fields)
-    return sft_examples(config, tokenizer, lambda line: None)[0]
+    return sft_examples(config.sft, config.scored, tokenizer, lambda line: None)[0]
 
 
 def texts_of(tokenizer, example):
@@ -108,7 +108,7 @@ def test_named_columns_and_rows_by_record_are_the_same(tmp_path, tokenizers):
     config = sft_run(
         path, buckets=(1024,), reading="record", data=DataConfig(cache=str(tmp_path)), **fields
     )
-    records, _ = sft_records(config, tokenizers["qwen2_5"], lambda line: None)
+    records, _ = sft_records(config.sft, config.scored, tokenizers["qwen2_5"], lambda line: None)
     assert records[0].key == example.key and texts_of(tokenizers["qwen2_5"], example) == ["3"]
 
 

@@ -145,7 +145,7 @@ def test_drafts_of_conversations_are_refused():
 def test_memory_of_the_drafts_is_estimated_and_too_much_is_refused(monkeypatch):
     config = tiny_run()
     drafting = evolve(config, rl={"drafts": Lenient(kept_tokens=2**20)})
-    with_drafts, without = (memory.estimate(x, x.rl).process for x in (drafting, config))
+    with_drafts, without = (memory.estimate(x.policy, x.rl).process for x in (drafting, config))
     more = with_drafts - without
     assert more * jax.local_device_count() == pytest.approx(2 * 8 * 2**20)
     monkeypatch.setattr(memory, "available_bytes", lambda: 2.0**24)

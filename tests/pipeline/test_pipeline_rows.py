@@ -49,7 +49,12 @@ def test_rows_of_two_stages_are_weighed_whichever_way_they_are_read(
     record.begin(sft)
     assert not record.stale()
     config = record.placed(sft).run
-    examples, counts = sft_records(config, load_tokenizer(config), lambda line: None)
+    examples, counts = sft_records(
+        config.sft,
+        config.scored,
+        load_tokenizer(config.data, config.model.vocab_size),
+        lambda line: None,
+    )
     assert counts["examples"] == rows
     batch = ExampleStream(examples, 0, config.sft.weights).next_batch(40)
     (label, _), _ = config.sft.weights
@@ -74,7 +79,12 @@ def test_an_sft_says_how_many_questions_of_a_set_the_rows_of_a_stage_ask(tmp_pat
         work(stage, record.begin(stage), record.output)
         record.end(stage, 0.0)
     config, messages = record.placed(record.config.stages[2]).run, []
-    _, counts = sft_records(config, load_tokenizer(config), messages.append)
+    _, counts = sft_records(
+        config.sft,
+        config.scored,
+        load_tokenizer(config.data, config.model.vocab_size),
+        messages.append,
+    )
     line = "data.eval_sets: the SFT rows ask 1 of the 2 questions of doubles; rows that ask"
     assert counts["heldout"] == 1 and any(message.startswith(line) for message in messages)
 

@@ -33,7 +33,7 @@ def test_every_run_is_of_the_published_model_and_fits_eight_gib():
         assert stages[name].run.data.tokenizer == "stage:model"
     for name in ("sft", "rl"):
         run = stages[name].run
-        need = estimate(run, getattr(run, name))._replace(process=PROCESS_BYTES)
+        need = estimate(run.policy, getattr(run, name))._replace(process=PROCESS_BYTES)
         assert 5 < need.total / 2**30 < 8, need
     (source,) = stages["rl"].run.data.sources
     assert len(distinct_entries(source, 0)) == source.size

@@ -105,7 +105,7 @@ def test_kernels_at_the_peaks_by_hand():
     t, rows = 32_768, 64
 
     def kernels(name, tokens, config=config, cache=0.0):
-        return kernel_seconds(config, chip, name, tokens, cache)
+        return kernel_seconds(config.policy, chip, name, tokens, cache)
 
     attention = rows * 48 * 32 * 2 * 128 * t**2  # two products, two operations each, half the pairs
     experts = rows * t * 48 * 8 * 3 * 2 * 2048 * 768

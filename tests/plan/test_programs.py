@@ -64,14 +64,18 @@ def compiled():
 
 def listed(config):
     """Returns the programs of a run on one device."""
-    tokenizer = load_tokenizer(config)
+    tokenizer = load_tokenizer(config.data, config.model.vocab_size)
     known, layout = tokenizer.vocab_size, training_layout(config.compute)
     model = Transformer(config.model, config.compute, layout, None, known)
     engine = Engine(
-        config.model, config.rollout_compute, config.rollout, tokenizer.eos_id, None, known
+        config.model, config.policy.rollout_compute, config.rollout, tokenizer.eos_id, None, known
     )
     state = fresh_state(model, config.lora, config.rl.optim)
-    return list(run_programs(config, engine, model, state, stored=False))
+    return list(
+        run_programs(
+            config.policy, config.scored, config.learner, engine, model, state, stored=False
+        )
+    )
 
 
 def changed(config, **changes):

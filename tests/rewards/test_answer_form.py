@@ -108,6 +108,6 @@ def test_compass_data_and_dry_run_tell_it(tmp_path, asks):
     )
     messages, console = [], Console(file=io.StringIO(), width=200)
     run_dry(config, "filter", tell=messages.append)
-    run_look(config, 1, console)
+    run_look(config.model.vocab_size, config.scored, 1, console)
     for text in ("\n".join(messages), console.file.getvalue()):
         assert ("no prompt asks for the form of answer" in text) != asks

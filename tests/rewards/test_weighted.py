@@ -195,7 +195,7 @@ def test_rewards_that_cannot_be_right_or_are_too_close_for_shaping_are_refused()
 
 
 def test_a_weighted_source_survives_json_and_is_written_on_the_command_line():
-    from compass_jax.commands.overrides import override
+    from worded import override
 
     base = tiny_run()
     source = FileSource("a.jsonl", verifier={"math": 1.0, "x.py:f": 0.2}, verifier_args={"n": 3})

@@ -121,12 +121,20 @@ def test_differences_name_keys_as_the_command_line_does():
     assert differences(CONFIG, CONFIG) == {}
 
 
+def at(path, config):
+    return with_(config, run_dir=str(path))
+
+
+def run_at(path, config):
+    return RunDir(at(path, config))
+
+
 def test_new_and_resumed(tmp_path):
     path = tmp_path / "runs" / "a"
-    with RunDir(path, CONFIG) as run:
+    with run_at(path, CONFIG) as run:
         assert run.path == path and not run.resumed
-        assert read_config(path) == CONFIG
-    with RunDir(path, CONFIG) as run:
+        assert read_config(path) == at(path, CONFIG)
+    with run_at(path, CONFIG) as run:
         assert not run.resumed  # it has no step yet
     log_first_step(path)
     longer = with_(
@@ -134,25 +142,24 @@ def test_new_and_resumed(tmp_path):
         rl=RLConfig(steps=500, save_every=9, eval_every=2),
         sft=with_(CONFIG.sft, steps=7),
         keep_checkpoints=9,
-        run_dir="b",
     )
-    with RunDir(path, longer) as run:
+    with run_at(path, longer) as run:
         assert run.resumed
-    assert read_config(path) == longer
+    assert read_config(path) == at(path, longer)
 
 
 def test_another_configuration_is_refused_and_nothing_is_lost(tmp_path):
-    with RunDir(tmp_path, CONFIG):
+    with run_at(tmp_path, CONFIG):
         log_first_step(tmp_path)
     other = with_(CONFIG, rl=RLConfig(group_size=8, steps=9), seed=5)
-    with pytest.raises(ConfigMismatch) as error, RunDir(tmp_path, other):
+    with pytest.raises(ConfigMismatch) as error, run_at(tmp_path, other):
         pass
     assert "seed: 0 in the run, 5 now" in str(
         error.value
     ) and "rl.group_size: 4 in the run, 8 now" in str(error.value)
     assert "rl.steps" not in str(error.value)
-    assert read_config(tmp_path) == CONFIG
-    with RunDir(tmp_path, CONFIG) as run:  # the refusal released the lock
+    assert read_config(tmp_path) == at(tmp_path, CONFIG)
+    with run_at(tmp_path, CONFIG) as run:  # the refusal released the lock
         assert run.resumed
 
 
@@ -164,15 +171,15 @@ def test_a_directory_in_which_nothing_was_trained_is_taken_by_another_configurat
 ):
     """A start that failed (a path with a typo) leaves its config.json and empty logs."""
     other = with_(CONFIG, seed=5)
-    with RunDir(tmp_path, CONFIG):
+    with run_at(tmp_path, CONFIG):
         (tmp_path / "metrics.jsonl").touch()
         (tmp_path / "checkpoints").mkdir()
-    with RunDir(tmp_path, other) as run:
-        assert not run.resumed and read_config(tmp_path) == other
+    with run_at(tmp_path, other) as run:
+        assert not run.resumed and read_config(tmp_path) == at(tmp_path, other)
     file = tmp_path / trained
     file.parent.mkdir(exist_ok=True)
     file.write_text("a line\n")
-    with pytest.raises(ConfigMismatch, match="seed: 5 in the run, 0 now"), RunDir(tmp_path, CONFIG):
+    with pytest.raises(ConfigMismatch, match="seed: 5 in the run, 0 now"), run_at(tmp_path, CONFIG):
         pass
 
 
@@ -189,18 +196,18 @@ def test_stages_have_directories_of_their_own_and_rl_starts_from_the_sft_beside_
     assert tuned == with_(CONFIG, run_dir="runs/x/rl", init_from="runs/x/sft")
     assert staged(with_(CONFIG, init_from="hf"), "rl").init_from == "hf"
     # RL that started from random weights continues from its own weights.
-    with RunDir(random.run_dir, random):
+    with RunDir(random):
         log_first_step(tmp_path / "runs/x/rl")
     assert staged(CONFIG, "rl") == random
 
 
 def test_the_lock_of_a_killed_process_is_gone(tmp_path):
     code = f"""
-        import sys, time
+        import dataclasses, sys, time
         sys.path[:0] = {sys.path!r}
         from plain_config import CONFIG
         from compass_jax.runs.rundir import RunDir
-        with RunDir({str(tmp_path)!r}, CONFIG):
+        with RunDir(dataclasses.replace(CONFIG, run_dir={str(tmp_path)!r})):
             print("locked", flush=True)
             time.sleep(60)
     """
@@ -211,15 +218,15 @@ def test_the_lock_of_a_killed_process_is_gone(tmp_path):
         assert holder.stdout.readline() == "locked\n"
         with (
             pytest.raises(RunDirectoryInUse, match=f"process {holder.pid} "),
-            RunDir(tmp_path, CONFIG),
+            run_at(tmp_path, CONFIG),
         ):
             pass
     finally:
         holder.send_signal(signal.SIGKILL)
         holder.wait()
         holder.stdout.close()
-    with RunDir(tmp_path, CONFIG):
-        assert read_config(tmp_path) == CONFIG
+    with run_at(tmp_path, CONFIG):
+        assert read_config(tmp_path) == at(tmp_path, CONFIG)
 
 
 def test_of_many_settings_that_differ_the_first_ten_are_named(tmp_path):
@@ -229,9 +236,9 @@ def test_of_many_settings_that_differ_the_first_ten_are_named(tmp_path):
     rl = dataclasses.replace(CONFIG.rl, optim=optim, group_size=8, epochs=3, replay="R2")
     other = dataclasses.replace(CONFIG, rl=rl, seed=5)
     count = len(differences(CONFIG, other))
-    with RunDir(tmp_path, CONFIG):
+    with run_at(tmp_path, CONFIG):
         log_first_step(tmp_path)
-    with pytest.raises(ConfigMismatch) as error, RunDir(tmp_path, other):
+    with pytest.raises(ConfigMismatch) as error, run_at(tmp_path, other):
         pass
     lines = str(error.value).splitlines()
     assert count == 11 and len(lines) == 13 and lines[-2] == "  and 1 more"
@@ -264,13 +271,13 @@ def test_a_path_that_cannot_be_a_run_directory_is_refused_in_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     paths = {"File name too long": tmp_path / ("x" * 5000), "null byte": f"{tmp_path}/a\0b"}
     for message, path in (paths | {"cannot be written to": tmp_path / "file" / "run"}).items():
-        with pytest.raises(ConfigError, match=message) as error, RunDir(path, CONFIG):
+        with pytest.raises(ConfigError, match=message) as error, run_at(path, CONFIG):
             pass
         assert "\n" not in str(error.value) and len(str(error.value)) < 900
 
 
 def test_a_run_notices_that_its_directory_was_removed(tmp_path):
-    with RunDir(tmp_path / "run", CONFIG) as run:
+    with run_at(tmp_path / "run", CONFIG) as run:
         run.check()
         (tmp_path / "run").rename(tmp_path / "elsewhere")
         with pytest.raises(RunDirectoryGone, match="run was removed or replaced"):

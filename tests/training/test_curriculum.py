@@ -22,6 +22,12 @@ from compass_jax.training.rl import run_rl
 from compass_jax.weights import checkpoint
 
 
+def at_step_of(config, done):
+    """Returns the configuration of a step."""
+    rl, rollout = at_step(config.rl, config.rollout, done)
+    return dataclasses.replace(config, rl=rl, rollout=rollout)
+
+
 def staged(directory, **changed):
     """Returns the configuration of a run of four steps in two stages."""
     return configured("stages", directory, **changed)
@@ -129,7 +135,7 @@ def test_the_last_evaluation_says_the_length_limit_of_its_stage(tmp_path, monkey
     evaluation = Evaluation(2, 0, math.nan, math.nan, math.nan, 0)
     notices: list[str] = []
     trainer = SimpleNamespace(
-        config=at_step(staged(tmp_path), 4),
+        config=at_step_of(staged(tmp_path), 4),
         done_steps=4,
         telemetry=SimpleNamespace(note=notices.append),
         parts=SimpleNamespace(prompts=SimpleNamespace(evaluated=["a set"])),

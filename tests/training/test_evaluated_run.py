@@ -13,7 +13,7 @@ from tiny_run import tiny_run
 
 from compass_jax.commands import cli
 from compass_jax.config import ConfigError, EvalSet
-from compass_jax.experience.evaluate import evaluate_weights, run_eval
+from compass_jax.experience.evaluate import Evaluator, evaluate_weights, run_eval
 from compass_jax.runs.metric_table import metric_help
 from compass_jax.training.rl import run_rl
 
@@ -57,7 +57,9 @@ def test_a_set_is_evaluated_at_the_steps_of_ones_choice_and_at_the_end(run):
 def test_the_same_weights_have_the_same_answers_in_compass_eval(run, tmp_path, capsys):
     config, result = run
     out = tmp_path / "out"
-    summary = run_eval(config, config.run_dir, str(out), as_json=True)
+    summary = run_eval(
+        Evaluator(config.policy, config.scored), config.run_dir, str(out), as_json=True
+    )
     captured = capsys.readouterr()
     assert json.loads(captured.out) == json.loads((out / "summary.json").read_text()) == summary
     folder = Path(config.run_dir, "evaluation")

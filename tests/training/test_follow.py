@@ -26,6 +26,10 @@ from compass_jax.weights import checkpoint
 NAMES = [f"step_{step:08d}" for step in (1, 2, 3)]
 
 
+def evaluator_of(config):
+    return Evaluator(config.policy, config.scored)
+
+
 def fail_if_waiting():
     raise AssertionError("nothing was to be waited for")
 
@@ -69,7 +73,7 @@ def test_checkpoints_that_come_have_the_numbers_of_the_runs_own_evaluation(
         assert following, "the last checkpoint is there"
         following[0].rename(run / "checkpoints" / following[0].name)
 
-    assert follow(trained, str(run), str(tmp_path / "out"), pause=pause) == ""
+    assert follow(evaluator_of(trained), str(run), str(tmp_path / "out"), pause=pause) == ""
     expected = [(row["step"], evaluations(row["metrics"])) for row in lines(run)]
     rows = lines(tmp_path / "out")
     assert [(row["step"], row["metrics"]) for row in rows] == expected
@@ -85,7 +89,7 @@ def test_the_second_checkpoint_meets_the_engine_of_the_first(trained, monkeypatc
     calls = []
     decoder_of = evaluate.decoder_of
     monkeypatch.setattr(evaluate, "decoder_of", lambda *a: calls.append(a) or decoder_of(*a))
-    evaluator = Evaluator(trained)
+    evaluator = evaluator_of(trained)
     results = [evaluator(str(checkpoint.locate(trained.run_dir, step))) for step in (1, 3)]
     assert len(calls) == 1
     expected = [evaluations(row["metrics"]) for row in lines(Path(trained.run_dir))]
@@ -94,7 +98,7 @@ def test_the_second_checkpoint_meets_the_engine_of_the_first(trained, monkeypatc
 
 def test_what_was_evaluated_is_not_evaluated_again(trained, run, tmp_path, monkeypatch):
     out = tmp_path / "out"
-    follow(trained, str(run), str(out), pause=fail_if_waiting)
+    follow(evaluator_of(trained), str(run), str(out), pause=fail_if_waiting)
     first = (out / "metrics.jsonl").read_text()
     (out / NAMES[1] / "summary.json").unlink()  # as a kill between two writes leaves it
     evaluated = []
@@ -105,7 +109,7 @@ def test_what_was_evaluated_is_not_evaluated_again(trained, run, tmp_path, monke
         return call(self, weights, out)
 
     monkeypatch.setattr(Evaluator, "__call__", counted)
-    follow(trained, str(run), str(out), pause=fail_if_waiting)
+    follow(evaluator_of(trained), str(run), str(out), pause=fail_if_waiting)
     assert [Path(weights).name for weights in evaluated] == [NAMES[1]]
     assert (out / "metrics.jsonl").read_text() == first
 
@@ -121,7 +125,12 @@ def test_a_checkpoint_that_the_training_removed_meanwhile_is_told(
         return call(self, weights, out)
 
     monkeypatch.setattr(Evaluator, "__call__", removed_before)
-    follow(trained, str(run), str(tmp_path / "out"), pause=fail_if_waiting)
+    follow(
+        evaluator_of(trained),
+        str(run),
+        str(tmp_path / "out"),
+        pause=fail_if_waiting,
+    )
     assert "the checkpoint of step 1 went before it was read" in capsys.readouterr().out
     assert [row["step"] for row in lines(tmp_path / "out")] == [2, 3]
 
@@ -129,7 +138,12 @@ def test_a_checkpoint_that_the_training_removed_meanwhile_is_told(
 def test_a_damaged_checkpoint_ends_it_with_its_name(trained, run, tmp_path):
     (run / "checkpoints" / NAMES[1] / "meta.json").unlink()
     with pytest.raises(CompassError, match=NAMES[1]):
-        follow(trained, str(run), str(tmp_path / "out"), pause=fail_if_waiting)
+        follow(
+            evaluator_of(trained),
+            str(run),
+            str(tmp_path / "out"),
+            pause=fail_if_waiting,
+        )
     assert [row["step"] for row in lines(tmp_path / "out")] == [1]
 
 
@@ -146,7 +160,7 @@ def test_it_waits_for_the_first_checkpoint_and_for_a_run_that_is_made_longer(
             shutil.move(tmp_path / "later", run / "checkpoints")
         (run / "config.json").write_text(config_to_json(trained if len(waits) == 3 else longer))
 
-    follow(trained, str(run), str(tmp_path / "out"), pause=pause)
+    follow(evaluator_of(trained), str(run), str(tmp_path / "out"), pause=pause)
     output = capsys.readouterr().out
     assert waits == [0, 3, 3] and "waiting for the first checkpoint" in output
     assert output.count("waiting for a later checkpoint") == 1
@@ -185,7 +199,13 @@ def test_strict_ends_at_the_first_warning(trained, run, tmp_path):
     sources = tuple(dataclasses.replace(s, verifier="math") for s in trained.data.sources)
     data = dataclasses.replace(trained.data, sources=sources)
     config = dataclasses.replace(trained, rewards=rewards, data=data)
-    assert follow(config, str(run), str(tmp_path / "out"), pause=fail_if_waiting, strict=True)
+    assert follow(
+        evaluator_of(config),
+        str(run),
+        str(tmp_path / "out"),
+        pause=fail_if_waiting,
+        strict=True,
+    )
     assert [row["step"] for row in lines(tmp_path / "out")] == [1]
 
 
@@ -203,18 +223,28 @@ def test_options_that_do_not_go_together_are_told(trained, words, message, capsy
 
 def test_what_is_no_run_is_refused(trained, tmp_path):
     with pytest.raises(ConfigError, match="is not a run directory"):
-        follow(trained, str(tmp_path / "nowhere"), str(tmp_path / "out"), pause=fail_if_waiting)
+        follow(
+            evaluator_of(trained),
+            str(tmp_path / "nowhere"),
+            str(tmp_path / "out"),
+            pause=fail_if_waiting,
+        )
     assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_with_other_things_in_it_is_left_as_it_is(trained, run, tmp_path):
     before = (run / "metrics.jsonl").read_text()
     with pytest.raises(ConfigError, match="is the directory of a run or a model"):
-        follow(trained, str(run), str(run), pause=fail_if_waiting)
+        follow(evaluator_of(trained), str(run), str(run), pause=fail_if_waiting)
     for text in (before, '{"stage": "eval"}\n', "[1]\n", "half a li"):
         (tmp_path / "metrics.jsonl").write_text(text)
         with pytest.raises(ConfigError, match=r"metrics.jsonl:1 is no line of --follow: name ano"):
-            follow(trained, str(run), str(tmp_path), pause=fail_if_waiting)
+            follow(
+                evaluator_of(trained),
+                str(run),
+                str(tmp_path),
+                pause=fail_if_waiting,
+            )
         assert (tmp_path / "metrics.jsonl").read_text() == text
     assert (run / "metrics.jsonl").read_text() == before
 

@@ -16,8 +16,8 @@ from test_learner import CONFIG, recorded, samples
 from test_step import F64
 from tiny_run import tiny_run
 from variants import VERIFIED
+from worded import override
 
-from compass_jax.commands.overrides import override
 from compass_jax.commands.settings import settings
 from compass_jax.config import (
     ConfigError,

@@ -34,7 +34,7 @@ def metrics_of(directory, transport):
     config = evolve(tiny_run(), run_dir=str(directory), rl={"steps": 2})
     with (
         Telemetry(directory, 2, "rl") as telemetry,
-        open_scorer(config) as scorer,
+        open_scorer(config.rewards, config.data) as scorer,
         RunState() as state,
     ):
         trainer = Building(config, scorer, state, telemetry, transport=transport).trainer()

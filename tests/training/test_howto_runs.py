@@ -8,8 +8,8 @@ import pytest
 from howto_code import write_code
 from logged import lines
 from tiny_run import tiny_run
+from worded import override
 
-from compass_jax.commands.overrides import override
 from compass_jax.config import apply
 from compass_jax.training.rl import run_rl
 

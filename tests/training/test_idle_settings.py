@@ -28,6 +28,12 @@ from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rollout.drafts import Lenient
 from compass_jax.training.idle_settings import idle_settings, idle_stages
 
+
+def idle_settings_of(config, *args, **options):
+    """Calls `idle_settings` with what it reads of a run's settings."""
+    return idle_settings(config.rl, config.policy, config.scored, *args, **options)
+
+
 ROOT = Path(__file__).parents[2]
 PODS = sorted((ROOT / "configs").glob("*x*x*.py")) + sorted((ROOT / "configs").glob("*_16x16.py"))
 PIPELINES = [
@@ -60,7 +66,10 @@ def config_with(rollout=None, data=None, **rl):
 
 def named_settings(config):
     """Returns the settings that the notices name."""
-    return [text.split(" = ")[0].split(":")[0] for text in idle_settings(config, 10_000, 5)]
+    return [
+        text.split(" = ")[0].split(":")[0]
+        for text in idle_settings(config.rl, config.policy, config.scored, 10_000, 5)
+    ]
 
 
 @pytest.mark.parametrize("file", SHIPPED, ids=lambda file: file.stem)
@@ -158,15 +167,17 @@ def test_growth_of_groups_whose_rewards_are_never_equal_is_told():
 
 def test_drafts_of_prompts_that_are_never_visited_again_are_told():
     config = config_with(steps=10, drafts=Lenient())
-    assert [x.split(" = ")[0] for x in idle_settings(config, 40, 5)] == ["rl.drafts.name"]
-    assert idle_settings(config, 39, 5) == []
+    assert [
+        x.split(" = ")[0] for x in idle_settings(config.rl, config.policy, config.scored, 40, 5)
+    ] == ["rl.drafts.name"]
+    assert idle_settings(config.rl, config.policy, config.scored, 39, 5) == []
     sources = tuple(dataclasses.replace(x, repeat=2) for x in config.data.sources)
-    assert idle_settings(evolve(config, data={"sources": sources}), 80, 5) == []
+    assert idle_settings_of(evolve(config, data={"sources": sources}), 80, 5) == []
 
 
 def test_a_warm_up_longer_than_the_run_and_an_evaluation_of_nothing_are_told():
     optim = dataclasses.replace(tiny_run().rl.optim, warmup_steps=20)
-    (text,) = idle_settings(config_with(steps=10, optim=optim), 100, 3)
+    (text,) = idle_settings_of(config_with(steps=10, optim=optim), 100, 3)
     assert "rl.optim.warmup_steps = 20: the run has 20 updates" in text
     assert named_settings(config_with(steps=11, optim=optim)) == []
     assert named_settings(config_with(eval_every=1, data={"eval_prompts": 0})) == ["rl.eval_every"]
@@ -181,7 +192,7 @@ def test_a_warm_up_longer_than_the_run_and_an_evaluation_of_nothing_are_told():
 
 def test_an_evaluation_after_a_step_that_never_comes_is_told():
     config = dataclasses.replace(config_with(steps=9), evaluation=EvalConfig(at=(3, 9, 10, 40)))
-    (text,) = idle_settings(config, 100, 3)
+    (text,) = idle_settings(config.rl, config.policy, config.scored, 100, 3)
     assert text == (
         "evaluation.at = (3, 9, 10, 40): the run ends after 9 steps (rl.steps) and never comes to"
         " 10, 40; leave out what lies beyond, or raise rl.steps"

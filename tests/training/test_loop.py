@@ -268,7 +268,7 @@ def test_gradients_that_are_not_finite_are_skipped_and_stop_the_run_in_the_end(
 
 def test_a_run_directory_serves_one_process_one_model_and_one_configuration(plain, tmp_path):
     directory, config = plain[0], configured(plain[0])
-    with RunDir(directory, config), pytest.raises(RunDirectoryInUse, match="is in use by process"):
+    with RunDir(config), pytest.raises(RunDirectoryInUse, match="is in use by process"):
         run_rl(config)
     with pytest.raises(ConfigMismatch, match=r"rl.optim.learning_rate: 0.01 in the run, 0.02 now"):
         run_rl(

@@ -9,8 +9,8 @@ import pytest
 from logged import lines
 from test_optim import DECAYS, tree
 from tiny_run import tiny_run
+from worded import override
 
-from compass_jax.commands.overrides import override
 from compass_jax.config import ConfigError, MeshConfig, OptimConfig
 from compass_jax.config.io import config_from_json, config_to_json
 from compass_jax.model.params import decays, place

@@ -27,6 +27,17 @@ from compass_jax.training.hooks.notices import Notices, floor_share, gap_violati
 from compass_jax.training.idle_settings import idle_settings
 from compass_jax.training.rl import run_rl
 
+
+def idle_settings_of(config, *args, **options):
+    """Calls `idle_settings` with what it reads of a run's settings."""
+    return idle_settings(config.rl, config.policy, config.scored, *args, **options)
+
+
+def notices_of(config, *args, **options):
+    """Calls `Notices` with what it reads of a run's settings."""
+    return Notices(config.rl, config.policy, config.scored, *args, **options)
+
+
 ROOT = Path(__file__).parents[2]
 DENSE = dict(family="qwen3", moe=None)
 SHAPED = ShapingConfig(length_penalty=0.05)
@@ -47,7 +58,11 @@ def config_with(model=None, rewards=None, **rl):
 
 def idle_clip(config):
     """Returns the notices about the clip."""
-    return [text for text in idle_settings(config, 10**6, 3) if "cannot act" in text]
+    return [
+        text
+        for text in idle_settings(config.rl, config.policy, config.scored, 10**6, 3)
+        if "cannot act" in text
+    ]
 
 
 def group_of(*rewards):
@@ -60,24 +75,26 @@ def group_of(*rewards):
 
 @pytest.mark.parametrize("replay", ["R2", "R3"])
 def test_replay_on_a_dense_model_is_allowed_and_said(replay):
-    (notice,) = idle_settings(config_with(DENSE, replay=replay), 100, 3)
+    (notice,) = idle_settings_of(config_with(DENSE, replay=replay), 100, 3)
     assert f"rl.replay = '{replay}': the model has no MoE layers" in notice
     assert (
-        idle_settings(config_with(DENSE, replay="off"), 100, 3)
+        idle_settings_of(config_with(DENSE, replay="off"), 100, 3)
         == []
-        == idle_settings(config_with(replay=replay), 100, 3)
+        == idle_settings_of(config_with(replay=replay), 100, 3)
     )
 
 
 def test_a_clip_that_cannot_act_is_said():
     """One update of a rollout is on policy: its ratio is 1. A second one, or epoch, is not."""
-    (notice,) = idle_settings(config_with(updates_per_rollout=1), 100, 3)
+    (notice,) = idle_settings_of(config_with(updates_per_rollout=1), 100, 3)
     assert "the clip of espo cannot act" in notice
-    assert idle_settings(config_with(updates_per_rollout=1, epochs=2), 100, 3) == []
-    assert idle_settings(config_with(updates_per_rollout=2), 100, 3) == []
+    assert idle_settings_of(config_with(updates_per_rollout=1, epochs=2), 100, 3) == []
+    assert idle_settings_of(config_with(updates_per_rollout=2), 100, 3) == []
     plain = {"updates_per_rollout": 1, "objective": Grpo()}
-    assert idle_settings(config_with(**plain), 100, 3) == []
-    (notice,) = idle_settings(config_with(**{**plain, "objective": Grpo(clip_high=0.28)}), 100, 3)
+    assert idle_settings_of(config_with(**plain), 100, 3) == []
+    (notice,) = idle_settings_of(
+        config_with(**{**plain, "objective": Grpo(clip_high=0.28)}), 100, 3
+    )
     assert "the clip of grpo cannot act" in notice
 
 
@@ -90,10 +107,11 @@ def test_auto_that_finds_nothing_is_said(monkeypatch):
     auto = config_with()
     auto = evolve(auto, rollout={"quantize": "auto"})
     assert [
-        "rollout.quantize = 'auto': no 8-bit type" in text for text in idle_settings(auto, 100, 3)
+        "rollout.quantize = 'auto': no 8-bit type" in text
+        for text in idle_settings(auto.rl, auto.policy, auto.scored, 100, 3)
     ] == [True]
     monkeypatch.setattr("compass_jax.training.idle_settings.kind_for", lambda chip: "int8")
-    assert idle_settings(auto, 100, 3) == []
+    assert idle_settings(auto.rl, auto.policy, auto.scored, 100, 3) == []
 
 
 def test_slots_that_devices_cannot_share_are_said():
@@ -103,7 +121,11 @@ def test_slots_that_devices_cannot_share_are_said():
             mesh={"fsdp": 2, "expert": 2, "tensor": 2},
             rollout={"slots": slots},
         )
-        texts = [text for text in idle_settings(config, 10**6, 3) if "multiple of 4" in text]
+        texts = [
+            text
+            for text in idle_settings(config.rl, config.policy, config.scored, 10**6, 3)
+            if "multiple of 4" in text
+        ]
         assert len(texts) == says
 
 
@@ -113,14 +135,14 @@ def test_buckets_that_would_pad_less_are_named_once():
     """
     messages = []
     config = config_with(buckets=(32, 64), micro_batch_tokens=128)
-    notices = Notices(config, messages.append)
+    notices = Notices(config.rl, config.policy, config.scored, messages.append)
     for _ in range(6):
         notices.of_lengths(np.array([9] * 16 + [0] * 8 + [64] * 4))
     (text,) = messages
     # 400 tokens in 16 rows of 32 and 4 of 64
     assert text.startswith("48% of the training tokens were padding in 4 steps")
     assert text.endswith("rl.buckets (16, 64) would have made it 22%")
-    silent = Notices(
+    silent = notices_of(
         evolve(config, rl={"buckets": (16, 64)}),
         lambda text: pytest.fail(text),
     )
@@ -134,27 +156,30 @@ def test_padding_is_that_of_the_updates_on_all_devices():
     """
     messages = []
     config = config_with(buckets=(32, 64), micro_batch_tokens=256)
-    notices = Notices(config, messages.append)
+    notices = Notices(config.rl, config.policy, config.scored, messages.append)
     for _ in range(4):
         notices.of_lengths(np.array([9, 9, 9, 9, 64, 64, 64, 64]), rows_multiple=4)
     (text,) = messages
     # the first update has 4 rows of 32, the second 4 of 64
     assert text.startswith("24% of the training tokens were padding in 4 steps")
     assert text.endswith("rl.buckets (16, 64) would have made it 9%")
-    silent = Notices(config, lambda text: pytest.fail(text))
+    silent = Notices(config.rl, config.policy, config.scored, lambda text: pytest.fail(text))
     for _ in range(4):  # 4 rows of 64 in each update, whatever the buckets
         silent.of_lengths(np.array([9, 64, 64, 64] * 2), rows_multiple=4)
 
 
 def test_a_curriculum_over_prompts_of_one_label_is_said():
     config = config_with(zero_variance=ZeroVarianceConfig(curriculum=True))
-    (notice,) = idle_settings(config, 40, 1)
-    assert "all prompts have the same label" in notice and idle_settings(config, 40, 2) == []
+    (notice,) = idle_settings(config.rl, config.policy, config.scored, 40, 1)
+    assert (
+        "all prompts have the same label" in notice
+        and idle_settings(config.rl, config.policy, config.scored, 40, 2) == []
+    )
 
 
 def test_selection_within_one_pass_is_said():
     select = ZeroVarianceConfig(select=True)
-    (notice,) = idle_settings(
+    (notice,) = idle_settings_of(
         config_with(zero_variance=select, steps=10, prompts_per_step=4), 40, 3
     )
     assert (
@@ -162,7 +187,8 @@ def test_selection_within_one_pass_is_said():
         and "40 rollouts are not more than one pass over 40 prompts" in notice
     )
     assert (
-        idle_settings(config_with(zero_variance=select, steps=11, prompts_per_step=4), 40, 3) == []
+        idle_settings_of(config_with(zero_variance=select, steps=11, prompts_per_step=4), 40, 3)
+        == []
     )
 
 
@@ -185,7 +211,9 @@ def test_a_gap_is_violated_by_rewards_that_differ_by_less(rewards, gap, expected
 
 def test_counts_of_a_step_and_each_thing_said_once():
     messages = []
-    notices = Notices(config_with(rewards={"smallest_gap": 0.5}, shaping=SHAPED), messages.append)
+    notices = notices_of(
+        config_with(rewards={"smallest_gap": 0.5}, shaping=SHAPED), messages.append
+    )
     groups = [
         group_of(1, 0, 0.25),
         group_of(None, None),
@@ -216,10 +244,10 @@ def test_counts_of_a_step_and_each_thing_said_once():
         len(messages) == 2
         and "no verifier gave a reward in a whole step (6 timeout)" in messages[1]
     )
-    undeclared = Notices(config_with(shaping=ShapingConfig(length_penalty=0.2)), messages.append)
+    undeclared = notices_of(config_with(shaping=ShapingConfig(length_penalty=0.2)), messages.append)
     metrics = undeclared.of_groups([*groups, group_of(0, 0.2, 1)])  # 0.1 counts, 0.2 does not
     assert metrics["reward/gap_violations"] == 1 and "got 0.1 and 0.2" in messages.pop()
-    unshaped = Notices(config_with(rewards={"smallest_gap": 0.5}), messages.append)
+    unshaped = notices_of(config_with(rewards={"smallest_gap": 0.5}), messages.append)
     # without penalties no order can be inverted
     metrics = unshaped.of_groups(groups)
     assert metrics["reward/unverified_groups"] == 1 and "reward/gap_violations" not in metrics
@@ -229,10 +257,10 @@ def test_counts_of_a_step_and_each_thing_said_once():
 def test_a_reward_below_zero_is_told_once_if_the_advantage_needs_others():
     messages = []
     config = config_with()
-    Notices(config, messages.append).of_groups([group_of(1, -0.5)])
+    Notices(config.rl, config.policy, config.scored, messages.append).of_groups([group_of(1, -0.5)])
     assert messages == []
     rl = dataclasses.replace(config.rl, advantage=MaxRL())
-    notices = Notices(dataclasses.replace(config, rl=rl), messages.append)
+    notices = notices_of(dataclasses.replace(config, rl=rl), messages.append)
     for _ in range(2):
         notices.of_groups([group_of(1, 0), group_of(None, None), group_of(1, -0.5)])
     (text,) = messages
@@ -241,7 +269,7 @@ def test_a_reward_below_zero_is_told_once_if_the_advantage_needs_others():
 
 def test_partial_credit_that_no_penalty_can_turn_around_is_not_complained_about():
     messages = []
-    notices = Notices(load_config(str(ROOT / "configs/tiny_reasoning_cpu.py")), messages.append)
+    notices = notices_of(load_config(str(ROOT / "configs/tiny_reasoning_cpu.py")), messages.append)
     metrics = notices.of_groups([group_of(0, 0.5, 1)])
     assert metrics["reward/gap_violations"] == 0 and messages == []
 
@@ -357,7 +385,7 @@ def test_the_floor_of_espo_is_said_once_where_most_tokens_sit_on_it():
     assert math.isclose(floor_share(ON_THE_FLOOR), 0.8 * 0.9 + 0.2 * 0.3)
     assert floor_share({"loss": 1.0}) == 0.0
     messages = []
-    notices = Notices(config_with(), messages.append)
+    notices = notices_of(config_with(), messages.append)
     notices.of_update({**ON_THE_FLOOR, "espo/group_0/floor_frac": 0.5})
     assert messages == []
     notices.of_update(ON_THE_FLOOR)
@@ -369,5 +397,5 @@ def test_the_floor_of_espo_is_said_once_where_most_tokens_sit_on_it():
 
 def test_the_floor_is_not_said_where_the_clip_cannot_act():
     messages = []
-    Notices(config_with(updates_per_rollout=1), messages.append).of_update(ON_THE_FLOOR)
+    notices_of(config_with(updates_per_rollout=1), messages.append).of_update(ON_THE_FLOOR)
     assert messages == []

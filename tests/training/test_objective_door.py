@@ -10,9 +10,9 @@ import pytest
 from evolve import evolve
 from logged import lines
 from tiny_run import tiny_run
+from worded import override
 
 from compass_jax.commands.cli import main
-from compass_jax.commands.overrides import override
 from compass_jax.config import (
     Advantage,
     ConfigError,

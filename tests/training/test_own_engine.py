@@ -98,7 +98,7 @@ def steps_of(config, directory, keeps_logp, known=None):
 
     with (
         Telemetry(directory / "run", 2, "rl") as telemetry,
-        open_scorer(config) as scorer,
+        open_scorer(config.rewards, config.data) as scorer,
         RunState() as state,
     ):
         trainer = Building(config, scorer, state, telemetry, open_engine=open_engine).trainer()

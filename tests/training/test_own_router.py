@@ -8,8 +8,8 @@ import pytest
 from evolve import evolve
 from logged import lines
 from tiny_run import tiny_run
+from worded import override
 
-from compass_jax.commands.overrides import override
 from compass_jax.config import ConfigError, Router, seam_class
 from compass_jax.config.io import config_from_json, config_to_json
 from compass_jax.families.find import find

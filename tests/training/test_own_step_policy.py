@@ -10,8 +10,8 @@ from howto_code import write_code
 from logged import lines
 from test_objective_door import refused
 from tiny_run import tiny_run
+from worded import override
 
-from compass_jax.commands.overrides import override
 from compass_jax.config import RunConfig
 from compass_jax.config.io import config_from_json, config_to_json
 from compass_jax.training.rl import run_rl

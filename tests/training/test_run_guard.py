@@ -54,7 +54,7 @@ def steps_of(guard, first, last, seed=0):
 
 def new_guard(messages, **settings):
     config = evolve(tiny_run(), rl={"guard": GuardConfig(window=6, **settings), "steps": 30})
-    notices = Notices(config, messages.append)
+    notices = Notices(config.rl, config.policy, config.scored, messages.append)
     return Guard(config.rl.guard, 30, config.rewards, notices.print_of_kind)
 
 

@@ -34,6 +34,12 @@ from compass_jax.training.scalar import ScalarTrainer, pair_gradients, pair_loss
 from compass_jax.training.sft import run_sft
 from compass_jax.weights.hf import save_params
 
+
+def scalar_model(config, *args, **options):
+    """Calls `ScalarModel` with what it reads of a run's settings."""
+    return ScalarModel(config.policy, config.data, *args, **options)
+
+
 EOS = 3
 
 
@@ -250,7 +256,7 @@ def test_a_run_is_rewarded_by_it(trained, tmp_path):
     rows = [{"prompt": f"{n}: large?", "answer": str(n)} for n in range(8)]
     config = open_run(tmp_path, judge, rows)
     run_rl(config)
-    rate = ScalarModel(trained[0], weights, (128,), 128)
+    rate = scalar_model(trained[0], weights, (128,), 128)
     groups = lines(Path(config.directory), "rollouts")
     assert len(groups) >= 4
     varied = 0

@@ -34,6 +34,12 @@ from compass_jax.rewards.checks import changed, code_of
 from compass_jax.training.hooks.notices import Notices
 from compass_jax.training.rl import run_rl
 
+
+def notices_of(config, *args, **options):
+    """Calls `Notices` with what it reads of a run's settings."""
+    return Notices(config.rl, config.policy, config.scored, *args, **options)
+
+
 REWARDS = RewardConfig()
 WRONG, RIGHT, HALF = Score(0.0, True), Score(1.0, True), Score(0.5, True)
 NOTHING = Score(0.0, True, extracted=False)
@@ -148,7 +154,7 @@ def test_what_was_looked_for():
 
 def test_the_first_rollout_is_told_and_later_ones_only_where_no_answer_is_found():
     messages = []
-    notices = Notices(config_with(), messages.append)
+    notices = notices_of(config_with(), messages.append)
     notices.of_rewards(groups_of(WRONG), decode)
     assert messages[0] == (
         "first rollout: 1 groups: 0 varied, 0 all right, 1 all wrong, 0 between, 0 undecided;"
@@ -158,14 +164,14 @@ def test_the_first_rollout_is_told_and_later_ones_only_where_no_answer_is_found(
     for score in (WRONG, NOTHING, NOTHING):
         notices.of_rewards(groups_of(score), decode)
     assert len(messages) == 3 and "any of the 2 responses of a rollout" in messages[2]
-    Notices(config_with(), messages.append).of_rewards(groups_of(RIGHT), decode)
+    notices_of(config_with(), messages.append).of_rewards(groups_of(RIGHT), decode)
     assert "1 all right" in messages[3]
     assert messages[4].startswith(
         "warning: all 2 responses of the first rollout are right: every advantage of the verifiers"
         " is 0\n  looked for: "
     )
     assert "take harder prompts" in messages[4] and "rewards.right_at = 1" in messages[4]
-    notices = Notices(config_with(), messages.append)
+    notices = notices_of(config_with(), messages.append)
     notices.end = lambda: messages.append("ended")
     notices.of_rewards(groups_of(NOTHING), decode)
     assert messages[-1] == "ended"
@@ -173,7 +179,7 @@ def test_the_first_rollout_is_told_and_later_ones_only_where_no_answer_is_found(
 
 def test_a_rollout_without_advantages_is_warned_of_once_and_only_where_a_run_begins():
     messages = []
-    notices = Notices(config_with(), messages.append)
+    notices = notices_of(config_with(), messages.append)
     notices.of_rewards([*groups_of(RIGHT), *groups_of(WRONG)], decode)
     assert messages[1].startswith(
         "warning: in every group of the first rollout all rewards are equal"
@@ -184,13 +190,13 @@ def test_a_rollout_without_advantages_is_warned_of_once_and_only_where_a_run_beg
     varied = dataclasses.replace(groups_of(RIGHT)[0], scores=(RIGHT, WRONG))
     for score in (RIGHT, HALF):
         messages.clear()
-        Notices(config_with(), messages.append).of_rewards([varied, *groups_of(score)], decode)
+        notices_of(config_with(), messages.append).of_rewards([varied, *groups_of(score)], decode)
         assert len(messages) == 1
 
 
 def test_strict_ends_over_all_right_and_not_over_a_rollout_that_varies_by_chance_in_no_group():
     for groups, ends in ((groups_of(RIGHT), True), ([*groups_of(RIGHT), *groups_of(WRONG)], False)):
-        notices = Notices(config_with(), lambda text: None)
+        notices = notices_of(config_with(), lambda text: None)
         ended: list[bool] = []
         notices.end = lambda ended=ended: ended.append(True)
         notices.of_rewards(groups, decode)
@@ -199,7 +205,7 @@ def test_strict_ends_over_all_right_and_not_over_a_rollout_that_varies_by_chance
 
 def test_a_run_that_goes_on_has_no_first_rollout_and_is_warned_all_the_same():
     messages = []
-    notices = Notices(config_with(), messages.append, done_steps=3)
+    notices = notices_of(config_with(), messages.append, done_steps=3)
     notices.of_rewards(groups_of(WRONG), decode)
     (message,) = messages
     assert message.startswith("warning: all 2 responses of a rollout are wrong")
@@ -210,12 +216,12 @@ def test_the_first_rollout_says_how_many_have_no_verdict_and_why():
     (group,) = groups_of(RIGHT, ("a", "b", "c", "d"))
     error = Score(0.0, False, "error", "KeyError: 'a'", extracted=False)
     group = dataclasses.replace(group, scores=(RIGHT, WRONG, error, LOST))
-    Notices(config_with(), messages.append).of_rewards([group], decode)
+    notices_of(config_with(), messages.append).of_rewards([group], decode)
     assert messages[0].endswith(
         "; an answer in 100% of 2 responses; 2 of 4 have no verdict (1 error, 1 timeout) and are"
         " left out: KeyError: 'a'"
     )
-    Notices(config_with(), messages.append).of_rewards(groups_of(error), decode)
+    notices_of(config_with(), messages.append).of_rewards(groups_of(error), decode)
     assert messages[1].endswith("; a verdict on none of 2 responses (2 error): KeyError: 'a'")
 
 

@@ -334,6 +334,6 @@ def test_a_run_from_an_fp8_folder_with_a_layer_of_further_tokens_says_so(
     out = capsys.readouterr().out
     notices = []
     policy = replace(tiny_run(), model=config, init_from=str(folder))
-    first_parameters(policy, Transformer(config), notices.append)
+    first_parameters(policy.init_from, policy.seed, Transformer(config), notices.append)
     assert len(notices) == 2 and notices[0].startswith("layer 2 ignored")
     assert all(line in out for line in notices)

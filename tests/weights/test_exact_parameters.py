@@ -17,6 +17,12 @@ from compass_jax.weights import checkpoint
 from compass_jax.weights.convert import export_hf, import_hf
 from compass_jax.weights.start import init_or_load, restore_params
 
+
+def init_or_load_of(config, *args, **options):
+    """Calls `init_or_load` with what it reads of a run's settings."""
+    return init_or_load(config.init_from, config.model, config.compute, *args, **options)
+
+
 GLM = replace(
     MODEL,
     family="glm4_moe",
@@ -56,7 +62,7 @@ def run(params, tmp_path_factory):
 
 
 def loaded(source):
-    return init_or_load(replace(POLICY, init_from=str(source)), jax.random.key(0))
+    return init_or_load_of(replace(POLICY, init_from=str(source)), jax.random.key(0))
 
 
 def test_drawn_parameters(params):

@@ -21,6 +21,11 @@ from compass_jax.weights.hf_config import read_hf_config
 from compass_jax.weights.start import init_or_load
 
 
+def init_or_load_of(config, *args, **options):
+    """Calls `init_or_load` with what it reads of a run's settings."""
+    return init_or_load(config.init_from, config.model, config.compute, *args, **options)
+
+
 def test_a_training_checkpoint_is_exported_without_its_optimiser(tmp_path):
     params = random_params(MOE)
     zero = jnp.zeros((), jnp.int32)
@@ -61,7 +66,7 @@ def test_a_run_starts_from_a_folder_or_a_checkpoint(tmp_path, dtype):
     (tmp_path / "run" / "config.json").write_text("{}")
     expected = jax.tree.map(lambda x: np.asarray(x).astype(dtype), params)
     for source in (folder, tmp_path / "run", checkpoint.locate(tmp_path / "run")):
-        got = init_or_load(dataclasses.replace(run, init_from=str(source)), jax.random.key(3))
+        got = init_or_load_of(dataclasses.replace(run, init_from=str(source)), jax.random.key(3))
         jax.tree.map(assert_same_bits, jax.tree.map(np.asarray, got), expected)
 
 
@@ -78,7 +83,9 @@ def test_a_run_without_a_start_draws_its_parameters():
         init_std=0.5,
     )
     run = RunConfig(name="r", model=small)
-    first, repeated, other = (init_or_load(run, jax.random.key(n)) for n in (3, 3, 4))
+    first, repeated, other = (
+        init_or_load(run.init_from, run.model, run.compute, jax.random.key(n)) for n in (3, 3, 4)
+    )
     jax.tree.map(np.testing.assert_array_equal, first, repeated)
     layer = first["run_0"]["layer_0"]
     for leaf in (first["embed"], layer["attention"]["q"], layer["mlp"]["down"]):
@@ -98,7 +105,9 @@ def test_a_run_refuses_another_model_and_names_the_fields(tmp_path):
     )
     for source in (folder, tmp_path / "run"):
         with pytest.raises(WeightsError) as caught:
-            init_or_load(RunConfig(name="r", model=other, init_from=str(source)), jax.random.key(0))
+            init_or_load_of(
+                RunConfig(name="r", model=other, init_from=str(source)), jax.random.key(0)
+            )
         for text in (
             "model.rope_theta: 1000000.0 there, 5.0",
             "model.moe.norm_top_k",
@@ -106,6 +115,6 @@ def test_a_run_refuses_another_model_and_names_the_fields(tmp_path):
         ):
             assert text in str(caught.value)
     with pytest.raises(WeightsError, match="no such folder"):
-        init_or_load(
+        init_or_load_of(
             RunConfig(name="r", model=MOE, init_from=str(tmp_path / "nowhere")), jax.random.key(0)
         )

@@ -22,6 +22,12 @@ from compass_jax.weights.hf import save_params
 from compass_jax.weights.hf_config import read_hf_config
 from compass_jax.weights.start import VOCAB_ROWS, init_or_load, vocab_rows
 
+
+def init_or_load_of(config, *args, **options):
+    """Calls `init_or_load` with what it reads of a run's settings."""
+    return init_or_load(config.init_from, config.model, config.compute, *args, **options)
+
+
 KNOWN = 31  # ids of a tokenizer; a prime number, which no mesh divides
 # torch multiplies groups of rows of a multiple of 16 bytes
 MOE = dataclasses.replace(NARROW, moe=dataclasses.replace(NARROW.moe, ffn=8))
@@ -119,7 +125,7 @@ def test_a_run_starts_from_the_export_with_zero_rows_for_the_mesh(tmp_path, kind
             return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec))
 
         shardings = jax.tree_util.tree_map_with_path(sharding, params)
-    loaded = init_or_load(config_of(model, out), jax.random.key(0), shardings, KNOWN)
+    loaded = init_or_load_of(config_of(model, out), jax.random.key(0), shardings, KNOWN)
     expected = {**params, "embed": params["embed"].at[KNOWN:].set(0)}
     if kind == "head":
         expected["head"] = params["head"].at[:, KNOWN:].set(0)
@@ -130,10 +136,10 @@ def test_a_start_without_rows_for_the_tokenizer_is_refused(tmp_path):
     drawn(tmp_path / "run", MOE)
     out = export_hf(tmp_path / "run", tmp_path / "out")
     with pytest.raises(WeightsError, match=r"has rows for 31 ids, .* has ids up to 31: name"):
-        init_or_load(config_of(MOE, out), jax.random.key(0), None, KNOWN + 1)
+        init_or_load_of(config_of(MOE, out), jax.random.key(0), None, KNOWN + 1)
     less = dataclasses.replace(MOE, vocab_size=KNOWN - 1)
     with pytest.raises(WeightsError, match=r"model.vocab_size: 31 there, 30 in the run's config"):
-        init_or_load(config_of(less, out), jax.random.key(0))
+        init_or_load_of(config_of(less, out), jax.random.key(0))
     with pytest.raises(WeightsError, match="vocab_size"):  # a checkpoint has all rows
         more = dataclasses.replace(MOE, vocab_size=MOE.vocab_size + 8)
-        init_or_load(config_of(more, tmp_path / "run"), jax.random.key(0))
+        init_or_load_of(config_of(more, tmp_path / "run"), jax.random.key(0))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from compass_jax.config import RLRunConfig
+from compass_jax.config import PolicyConfig, RLConfig, ScoredConfig
 from compass_jax.experience.judged import (
     NO_GROUP_VARIES,
     NOTHING_EXTRACTED,
@@ -71,14 +71,16 @@ class Notices(Hook):
 
     def __init__(
         self,
-        config: RLRunConfig,
+        rl: RLConfig,
+        policy: PolicyConfig,
+        scored: ScoredConfig,
         tell: Callable[[str], None],
         printed: set[str] | None = None,
         done_steps: int = 0,
         text_of: Callable[[Rollout], str] = str,
         rows_multiple: int = 1,
     ):
-        self._config, self._tell = config, tell
+        self._rl, self._policy, self._scored, self._tell = rl, policy, scored, tell
         self._text_of, self._rows_multiple = text_of, rows_multiple
         self._printed = set() if printed is None else printed
         self._lengths: list[np.ndarray] = []
@@ -112,13 +114,13 @@ class Notices(Hook):
 
     def at_start(self, prompts: int, labels: int) -> None:
         """Prints notices about settings that cannot act with this number of prompts and labels."""
-        for text in idle_settings(self._config, prompts, labels):
+        for text in idle_settings(self._rl, self._policy, self._scored, prompts, labels):
             self.print_once(text)
 
     def of_start(self, learner: Learner) -> None:
         """Prints a notice where the run's updates can hardly change the weights."""
-        rl, state = self._config.rl, learner.state
-        optim, lora = rl.optim, self._config.lora
+        rl, state = self._rl, learner.state
+        optim, lora = rl.optim, self._policy.lora
         text = hardly_moves(optim, rl.total_updates, state.params, lora, learner.frozen)
         if text:
             self.print_once(text)
@@ -137,7 +139,7 @@ class Notices(Hook):
         """
         known = [[s.reward for s in group.scores if s.known] for group in groups]
         scores = [group.scores for group in groups]
-        shares = group_shares(scores, self._config.rewards)
+        shares = group_shares(scores, self._scored.rewards)
         out = {
             "reward/unverified_groups": float(sum(not rewards for rewards in known)),
             "reward/extracted_frac": extracted_frac([s for of in scores for s in of]),
@@ -150,11 +152,11 @@ class Notices(Hook):
                 f"no verifier gave a reward in a whole step ({counts_in_words(outcomes)}): nothing"
                 f" was trained on{unknown_reasons([s for group in groups for s in group.scores])}",
             )
-        if self._config.rl.advantage.needs_rewards_from_zero:
+        if self._rl.advantage.needs_rewards_from_zero:
             self._of_negative(groups, known)
-        if not self._config.rl.shaping.total:
+        if not self._rl.shaping.total:
             return out
-        total, gap = self._config.rl.shaping.total, self._config.rewards.smallest_gap
+        total, gap = self._rl.shaping.total, self._scored.rewards.smallest_gap
         violations = [
             (group.prompt.question, pair)
             for group, rewards in zip(groups, known)
@@ -181,7 +183,7 @@ class Notices(Hook):
         if lows and lows[worst] < -UNIFORM_WITHIN:
             self.print_of_kind(
                 "negative",
-                f"rl.advantage.name = {self._config.rl.advantage.name!r} needs rewards of at least"
+                f"rl.advantage.name = {self._rl.advantage.name!r} needs rewards of at least"
                 f" 0, and an answer got {lows[worst]:g} ({groups[worst].prompt.question!r:.60}):"
                 " groups with such a reward have no advantage; take another advantage, such as"
                 " rloo, or return rewards of at least 0",
@@ -194,7 +196,7 @@ class Notices(Hook):
         """
         first, self._looked = not self._looked, True
         begins = first and self._begins
-        rewards = self._config.rewards
+        rewards = self._scored.rewards
         by_group = [group.scores for group in groups]
         scores = [s for of_group in by_group for s in of_group]
         if begins:
@@ -211,7 +213,7 @@ class Notices(Hook):
         of = "of the first rollout" if begins else "of a rollout"
         sample = sample_of(groups, text_of)
         text = silence_warning(
-            kind, of, sample, len(scores), self._config.rewards, self._config.data
+            kind, of, sample, len(scores), self._scored.rewards, self._scored.data
         )
         # A small rollout may lack variance by chance, which must not end the run.
         (self.print_once if kind == NO_GROUP_VARIES else self.warn)(text)
@@ -223,7 +225,7 @@ class Notices(Hook):
 
         rows_multiple: the number of devices that share the rows of a micro-batch.
         """
-        rl = self._config.rl
+        rl = self._rl
         if "buckets" in self._printed or rl.packed_row_tokens:
             return
         parts = np.array_split(lengths, rl.updates_per_rollout)
@@ -242,7 +244,7 @@ class Notices(Hook):
 
     def _padding_frac(self, buckets: Sequence[int], rows_multiple: int) -> float:
         """Returns the share of padding in the updates' micro-batches."""
-        tokens = self._config.rl.micro_batch_tokens
+        tokens = self._rl.micro_batch_tokens
         plans = [plan(x, buckets, tokens, rows_multiple=rows_multiple) for x in self._lengths]
         micros = [micro for batches in plans for micro in batches]
         return padding_frac(micros, np.concatenate(self._lengths))
@@ -251,7 +253,7 @@ class Notices(Hook):
         """Prints a notice where most tokens have ESPO's narrowest clip range, if the clip
         can act.
         """
-        share, rl = floor_share(metrics), self._config.rl
+        share, rl = floor_share(metrics), self._rl
         if share < MIN_FLOOR_SHARE or rl.updates_per_rollout == rl.epochs == 1:
             return
         floor = getattr(rl.objective, "floor", 0.0)
