@@ -70,7 +70,7 @@ def token_logprobs(
     hidden: Float[Array, "b t d"],
     head: Float[Array, "d v"],
     tokens: Int[Array, "b t"],
-    temperature: float,
+    temperature: float | Float[Array, ""],
     chunk: int,
     placement: Placement | None = None,
     known: int | None = None,
@@ -87,15 +87,16 @@ def token_logprobs(
         predicted: the tokens whose numbers are needed; those of others are 0, and chunks without
             any of them are not computed. None: all.
     """
-    head_of = _Head(temperature, chunk, known, None)
+    head_of, wide = _Head(chunk, known, None), at_least_float32(hidden.dtype)
+    scale = jnp.asarray(temperature, wide)
     # Position t predicts token t + 1. The last position's target wraps around and is cut off below.
     targets = jnp.roll(tokens, -1, axis=1)
     if predicted is not None:
         predicted = jnp.roll(predicted, -1, axis=1).at[:, -1].set(False)
     if placement is None:
-        logp, entropy = _chunked(hidden, head, targets, predicted, head_of)
+        logp, entropy = _chunked(hidden, head, targets, predicted, scale, head_of)
     else:
-        logp, entropy = _over_tokens(placement, hidden, head, targets, predicted, head_of)
+        logp, entropy = _over_tokens(placement, hidden, head, targets, predicted, scale, head_of)
     front = ((0, 0), (1, 0))
     return jnp.pad(logp[:, :-1], front), jnp.pad(entropy[:, :-1], front)
 
@@ -103,14 +104,13 @@ def token_logprobs(
 class _Head(NamedTuple):
     """The static settings of log-probs."""
 
-    temperature: float
     chunk: int
     known: int | None
     axis: str | None  # the mesh axis over which the vocabulary is split
 
-    def __call__(self, logits, targets):
+    def __call__(self, logits, targets, temperature):
         """Computes (logp, entropy) of `targets` `[n]`."""
-        logits = known_columns(logits / self.temperature, self.known, self.axis)
+        logits = known_columns(logits / temperature, self.known, self.axis)
         if self.axis is not None:
             return _split_logprobs(logits, targets, self.axis)
         logp, entropy = log_softmax_entropy(logits)
@@ -123,6 +123,7 @@ def _over_tokens(
     head: Float[Array, "d v"],
     targets: Int[Array, "b t"],
     predicted: Bool[Array, "b t"] | None,
+    temperature: Float[Array, ""],
     head_of: _Head,
 ) -> tuple[Float[Array, "b t"], Float[Array, "b t"]]:
     """Computes (logp, entropy) of `targets` on each device's tokens and part of the vocabulary."""
@@ -133,13 +134,13 @@ def _over_tokens(
     return jax.shard_map(
         partial(_chunked, head_of=head_of._replace(axis=axis)),
         mesh=placement.mesh,
-        in_specs=(by_token, P(None, axis), by_token, None if predicted is None else by_token),
+        in_specs=(by_token, P(None, axis), by_token, None if predicted is None else by_token, P()),
         out_specs=(by_token, by_token),
         check_vma=False,
-    )(hidden, head, targets, predicted)
+    )(hidden, head, targets, predicted, temperature)
 
 
-def _chunked(hidden, head, targets, predicted, head_of: _Head):
+def _chunked(hidden, head, targets, predicted, temperature, head_of: _Head):
     """Computes (logp, entropy) of `targets` `[b t]` from the hidden states at the same index, a
     chunk of the predicted ones at a time.
     """
@@ -155,7 +156,7 @@ def _chunked(hidden, head, targets, predicted, head_of: _Head):
         count = first.sizes[0]
     pad = -n % size
     rows, targets = jnp.pad(rows, ((0, pad), (0, 0))), jnp.pad(targets, (0, pad))
-    out = jnp.stack(_logprobs(rows, head, targets, count, size, head_of), axis=1)[:n]
+    out = jnp.stack(_logprobs(rows, head, targets, count, temperature, size, head_of), axis=1)[:n]
     out = (out if first is None else permute(out, first.row, first.order)).reshape(b, t, 2)
     if predicted is not None:
         out = jnp.where(predicted[:, :, None], out, jnp.zeros_like(out))
@@ -163,12 +164,13 @@ def _chunked(hidden, head, targets, predicted, head_of: _Head):
 
 
 # JAX has no reverse-mode derivative of a loop whose number of iterations is traced.
-@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+@partial(jax.custom_vjp, nondiff_argnums=(5, 6))
 def _logprobs(
     rows: Float[Array, "m d"],
     head: Float[Array, "d v"],
     targets: Int[Array, "m"],
     count: Int[Array, ""] | int,
+    temperature: Float[Array, ""],
     size: int,
     head_of: _Head,
 ) -> tuple[Float[Array, "m"], Float[Array, "m"]]:
@@ -178,22 +180,24 @@ def _logprobs(
     wide = at_least_float32(rows.dtype)
 
     def one(i, out):
-        numbers = head_of(logits_of(_part(rows, i, size), head), _part(targets, i, size))
+        logits = logits_of(_part(rows, i, size), head)
+        numbers = head_of(logits, _part(targets, i, size), temperature)
         return tuple(_put(x, y, i, size) for x, y in zip(out, numbers, strict=True))
 
     zeros = jnp.zeros(rows.shape[:1], wide)
     return _over_chunks(one, (zeros, zeros), count, size, rows.shape[0])
 
 
-def _logprobs_fwd(rows, head, targets, count, size: int, head_of: _Head):
-    return _logprobs(rows, head, targets, count, size, head_of), (rows, head, targets, count)
+def _logprobs_fwd(rows, head, targets, count, temperature, size: int, head_of: _Head):
+    out = _logprobs(rows, head, targets, count, temperature, size, head_of)
+    return out, (rows, head, targets, count, temperature)
 
 
 def _logprobs_bwd(size: int, head_of: _Head, saved, cotangents):
     """Accumulates the head's gradient in at least float32. The logits' gradient is rounded to the
     type of the hidden states, so that both products have operands of that type.
     """
-    rows, head, targets, count = saved
+    rows, head, targets, count, temperature = saved
     wide = at_least_float32(rows.dtype)
     exact = jax.lax.Precision.HIGHEST if rows.dtype == wide else None
     product = partial(jnp.matmul, preferred_element_type=wide, precision=exact)
@@ -203,14 +207,14 @@ def _logprobs_bwd(size: int, head_of: _Head, saved, cotangents):
         d_rows, d_head = grads
         # The entropy carries no gradient: cotangents[1] is not read.
         h, target, g = (_part(x, i, size) for x in (rows, targets, cotangents[0]))
-        _, pull = jax.vjp(lambda logits: head_of(logits, target)[0], logits_of(h, head))
+        _, pull = jax.vjp(lambda x: head_of(x, target, temperature)[0], logits_of(h, head))
         d_logits = pull(g)[0].astype(rows.dtype)
         d_rows = _put(d_rows, product(d_logits, matrix.T).astype(rows.dtype), i, size)
         return d_rows, d_head + product(h.T, d_logits)
 
     start = jnp.zeros_like(rows), jnp.zeros(head.shape, wide)
     d_rows, d_head = _over_chunks(one, start, count, size, rows.shape[0])
-    return d_rows, d_head.astype(head.dtype), None, None
+    return d_rows, d_head.astype(head.dtype), None, None, jnp.zeros_like(temperature)
 
 
 _logprobs.defvjp(_logprobs_fwd, _logprobs_bwd)

@@ -67,8 +67,7 @@ class Learner:
         """
         self.config, self.model, self.directory = config, model, directory
         self.algorithm, self.update_settings = config.algorithm, config.updates
-        sampling = config.sampling
-        self.capacity, self.groups = sampling.capacity, sampling.prompts_per_step
+        self.capacity, self.groups = config.sampling.capacity, config.sampling.prompts_per_step
         self.state: TrainState = self._on_mesh(state)
         self.reference, self.frozen = self._on_mesh(reference), self._on_mesh(frozen)
         if config.algorithm.uses_reference and frozen is not None:
@@ -78,7 +77,10 @@ class Learner:
         self.progress: Callable[[int, int], None] | None = None
         # mean advantage of each response `[b]` in the rollout that `train` was last given
         self.advantage = np.zeros(0)
-        self.rate = 1.0  # factor of the learning rate; another value compiles nothing
+        # Controls, of which other values compile nothing again: factor of the learning rate,
+        # temperature of the policy, AdamW's betas (None: those of the settings).
+        self.rate, self.temperature = 1.0, config.rollout.temperature
+        self.betas: tuple[float, float] | None = None
         self._replay = config.algorithm.replay if model.config.moe_layers else "off"
         combines = config.algorithm.objective.combines_responses
         # R2 replays routes that must be recorded before the forward pass of the update
@@ -158,9 +160,8 @@ class Learner:
             TrainingStopped: `stopped()` was true before the first update; nothing has changed.
         """
         started, epochs = time.perf_counter(), self.update_settings.epochs
-        scored = self._unscored(arrays, () if trace is None else trace.rows)
+        scored, parts = self._unscored(arrays, () if trace is None else trace.rows), list[Tree]()
         plan, passes = scored.plan, self._passes(scored, stopped)
-        parts: list[Diagnostics] = []
         passes.score(plan.scored_first, parts)
         scored_s = time.perf_counter() - started
         gradient = self._first_gradient(passes, parts) if plan.fused else None
@@ -172,8 +173,7 @@ class Learner:
             trace.begin(scored, [(update.rows, x) for update, x, _ in prepared])
         # The first update begins at the scored policy, where every ratio is 1: nothing to trace.
         ratio_trace = trace if epochs * len(prepared) > 1 else None
-        updates: list[Diagnostics] = []
-        applied: list[dict] = []
+        updates, applied = list[Diagnostics](), list[dict]()
         for update, prepared_rows, _ in prepared * epochs:
             passes.params = self.params
             grads, diagnostics = gradient or passes.differentiate(
@@ -238,6 +238,7 @@ class Learner:
             total_steps=self.update_settings.total_updates,
             decays=trained.decay_mask(self.config.lora, self.model, self.state.params),
             factor=jnp.float32(self.rate),
+            betas=self.betas,
         )
         # No-op unless XLA changed a sharding.
         self.state = self._on_mesh(self.state)
@@ -324,7 +325,7 @@ class Learner:
 
     def _passes(self, scored: Scored, stopped: Callable[[], bool] = never_stop) -> Passes:
         planned = scored.plan.passes(self.update_settings.epochs)
-        policies = self.params, self.reference
+        policies = self.params, self.reference, self.temperature
         return Passes(self.config, self.model, scored, *policies, stopped, self.progress, planned)
 
     def _account(self, scored: Scored) -> Diagnostics:

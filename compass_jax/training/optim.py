@@ -80,7 +80,10 @@ def rates(config: OptimConfig, total_steps: int, updates: Sequence[int]) -> np.n
 
 
 def make_optimizer(
-    config: OptimConfig, total_steps: int, decays: tuple[bool, ...] | None = None
+    config: OptimConfig,
+    total_steps: int,
+    decays: tuple[bool, ...] | None = None,
+    betas: tuple[jax.Array, jax.Array] | None = None,
 ) -> optax.GradientTransformation:
     """Returns AdamW, or the transformation that `config.name` names.
 
@@ -91,6 +94,7 @@ def make_optimizer(
         total_steps: updates of the whole run, for the learning rate's schedule.
         decays: which leaves take weight decay, in the tree's order (params.decays); None: the
             initial state does not depend on them.
+        betas: AdamW's b1 and b2; None: those of `config`.
 
     Raises:
         ConfigError: the named function does not take its options, or returns something else.
@@ -101,11 +105,16 @@ def make_optimizer(
         return jax.tree.unflatten(structure, decays or (True,) * len(leaves))
 
     if config.name != "adamw":
+        if betas is not None:
+            raise ConfigError(
+                f"optim.name = {config.name!r}: other betas in a run are for adamw; leave them out"
+            )
         return _named_optimizer(config, learning_rate(config, total_steps), mask)
+    b1, b2 = (config.b1, config.b2) if betas is None else betas
     return optax.adamw(
         learning_rate(config, total_steps),
-        b1=config.b1,
-        b2=config.b2,
+        b1=b1,
+        b2=b2,
         eps=config.eps,
         weight_decay=config.weight_decay,
         mask=mask,
@@ -164,10 +173,11 @@ def update(
     total_steps: int,
     decays: tuple[bool, ...],
     factor: jax.Array | None = None,
+    betas: tuple[jax.Array, jax.Array] | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Runs one update with the gradient clipped to `clip_grad_norm`. A gradient with NaN or
     infinity changes only the counters. `factor` multiplies the change of the parameters, and so
-    AdamW's learning rate (None: 1).
+    AdamW's learning rate (None: 1); `betas` are AdamW's in this update (None: those of `config`).
     """
     # One test for all leaves: a NaN or an infinity in any of them is in the norm, too.
     norm = global_norm(grads)
@@ -187,7 +197,7 @@ def update(
         params,
     )
     with jax.numpy_dtype_promotion("standard"):
-        updates, opt_state = make_optimizer(config, total_steps, decays).update(
+        updates, opt_state = make_optimizer(config, total_steps, decays, betas).update(
             grads, moments, params
         )
         lr = jnp.asarray(learning_rate(config, total_steps)(state.step), jnp.float32)

@@ -42,6 +42,7 @@ class Passes:
         params: the parameters; those of the next update are set after each.
         stopped: whether to stop; called before each micro-batch.
         progress: called after each micro-batch with (done, planned).
+        temperature: of the policy whose log-probs are computed.
         planned: number of micro-batches of all passes.
     """
 
@@ -50,6 +51,7 @@ class Passes:
     scored: Scored
     params: Tree
     reference: Tree
+    temperature: float
     stopped: Callable[[], bool] = never_stop
     progress: Callable[[int, int], None] | None = None
     planned: int = 0
@@ -114,7 +116,7 @@ class Passes:
                 self.model,
                 self.params,
                 *inputs[:3],
-                self.config.rollout.temperature,
+                self.temperature,
                 inputs.segments,
                 inputs.predicted,
             )
@@ -159,7 +161,7 @@ class Passes:
                 batch,
                 share_of(batch, prepared),
                 objective=self.config.algorithm.objective,
-                temperature=self.config.rollout.temperature,
+                temperature=self.temperature,
             )
             total = step.add(total, grads)
             del grads  # frees their memory before the next forward and backward
@@ -186,7 +188,7 @@ class Passes:
             self.progress(self.done, max(self.done, self.planned))
 
     def _score(self, params: Tree, inputs: Sequences):
-        return step.score(self.model, params, *inputs, temperature=self.config.rollout.temperature)
+        return step.score(self.model, params, *inputs, temperature=self.temperature)
 
     def _keep(self, micro: MicroBatch, inputs: Sequences, logp: Array, entropy: Array) -> None:
         """Stores a micro-batch's scores, and computes the reference's."""

@@ -79,7 +79,7 @@ def forward(
     tokens: Int[Array, "b t"],
     lengths: Int[Array, "b"],
     routes: UInt[Array, "b t l k"] | None,
-    temperature: float,
+    temperature: float | Float[Array, ""],
     segments: Int[Array, "b t"] | None = None,
     predicted: Bool[Array, "b t"] | None = None,
 ):
@@ -115,14 +115,14 @@ def _within(
     return positions - start, mask & (segments == jnp.roll(segments, -1, axis=1))
 
 
-@partial(jax.jit, static_argnames=("model", "temperature"))
+@partial(jax.jit, static_argnames=("model",))
 def forward_and_pullback(
     model: Transformer,
     params: Tree,
     tokens,
     lengths,
     routes,
-    temperature: float,
+    temperature: float | Float[Array, ""],
     segments=None,
     predicted=None,
 ):
@@ -185,7 +185,7 @@ def score(
     segments: Int[Array, "b t"] | None = None,
     predicted: Bool[Array, "b t"] | None = None,
     *,
-    temperature: float,
+    temperature: float | Float[Array, ""],
 ):
     """Returns (old_logp, old_entropy, routes used, diagnostics) at `params`, routed by `routes`
     (None: live). The values equal bit for bit those of `gradients` at the same parameters and rows.
@@ -203,7 +203,7 @@ def gradients(
     share: Float[Array, ""],
     *,
     objective: Objective,
-    temperature: float,
+    temperature: float | Float[Array, ""],
 ) -> tuple[Tree, Diagnostics, Float[Array, "p m"]]:
     """Computes the gradient of -objective of one micro-batch and its diagnostics, which both sum
     over the micro-batches of an update; and the log-probs at `params`.
@@ -371,9 +371,10 @@ def apply(
     total_steps: int,
     decays: tuple[bool, ...],
     factor: Float[Array, ""] | None = None,
+    betas: tuple[Float[Array, ""], Float[Array, ""]] | None = None,
 ) -> tuple[TrainState, dict[str, Array]]:
     """Runs one optimiser update (`optim.update`); the state is donated."""
-    return optim.update(state, grads, config, total_steps, decays, factor)
+    return optim.update(state, grads, config, total_steps, decays, factor, betas)
 
 
 def load_balancing_loss(aux: RouterStats, top_k: int) -> Float[Array, ""]:
