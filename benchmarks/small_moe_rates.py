@@ -1,12 +1,14 @@
 """Learning rates of the small mixture of experts of configs/mostly_hard_cpu.py, with GRPO: three of
 all weights and three of adapters.
 
-    python -m benchmarks.small_moe_rates [--steps 40] [--out runs/small_moe_rates]
+    python -m benchmarks.small_moe_rates [--steps 40] [--init-from runs/demo/sft]
+                                         [--out runs/small_moe_rates]
 
-Every run starts from one SFT of the configuration and has 16 prompts x 4 samples a step, without
-selection and screening, with router replay R3, and one seed. A row has the accuracy
-of 240 held-out prompts (avg@2) before the first and after the last step, and the mean reward of the
-last quarter of the steps; it is appended when its run ends, and runs with a row are skipped.
+Every run starts from one SFT of the configuration, which `compass demo` makes too, and has 16
+prompts x 4 samples a step, without selection and screening, with router replay R3, and one seed. A
+row has the accuracy of 240 held-out prompts (avg@2) before the first and after the last step, and
+the mean reward of the last quarter of the steps; it is appended when its run ends, and runs with a
+row are skipped.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ RATES = {"all weights": (5e-5, 1.5e-4, 4.5e-4), "adapters": (5e-4, 1.5e-3, 4.5e-
 RANK = 16
 
 
-def configured(out: Path, kind: str, rate: float, steps: int) -> RunConfig:
-    """Returns one run of RL from the SFT in `out`."""
+def configured(out: Path, init_from: str, kind: str, rate: float, steps: int) -> RunConfig:
+    """Returns one run of RL."""
     base = load_config(str(CONFIG))
     rl = replace(
         base.rl,
@@ -49,7 +51,7 @@ def configured(out: Path, kind: str, rate: float, steps: int) -> RunConfig:
     return replace(
         base,
         rl=rl,
-        init_from=str(out / "sft"),
+        init_from=init_from,
         lora=LoRAConfig(rank=RANK if kind == "adapters" else 0),
         data=replace(base.data, eval_prompts=240),
         evaluation=replace(base.evaluation, start_prompts=240),
@@ -85,15 +87,18 @@ def before_of(folder: Path) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--init-from", default="", help="weights; empty: of an SFT in OUT/sft")
     parser.add_argument("--out", type=Path, default=Path("runs/small_moe_rates"))
     options = parser.parse_args()
     keep_programs()
-    run_sft(replace(load_config(str(CONFIG)), run_dir=str(options.out / "sft")))
+    init_from = options.init_from or str(options.out / "sft")
+    if not options.init_from:
+        run_sft(replace(load_config(str(CONFIG)), run_dir=init_from))
     done = {(row["kind"], row["rate"]) for row in finished(RESULTS)}
     for kind, rates in RATES.items():
         for rate in rates:
             if (kind, rate) not in done:
-                config = configured(options.out, kind, rate, options.steps)
+                config = configured(options.out, init_from, kind, rate, options.steps)
                 append(RESULTS, row_of(config, kind, rate))
                 forget_compiled()
 
