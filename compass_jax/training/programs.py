@@ -18,7 +18,7 @@ from compass_jax.model.precision import at_least_float32
 from compass_jax.model.routes import put_routes, put_tokens, take_routes, take_tokens
 from compass_jax.model.transformer import Transformer
 from compass_jax.programs import Program, Result, struct
-from compass_jax.records import EARLIER, GOLD, HOTTER, SAMPLED, TrainState
+from compass_jax.records import EARLIER, GOLD, HOTTER, SAMPLED, TRUNCATED, TrainState
 from compass_jax.rl.bucketing import row_counts
 from compass_jax.rl.prepare import UpdateRows
 from compass_jax.training import step, trained
@@ -49,7 +49,7 @@ def training_programs(
     yield Program("add", step.accumulate, (total, grads))
     keywords = {"config": config.updates.optim, "total_steps": config.updates.total_updates}
     keywords |= {"decays": trained.decay_mask(config.lora, model, state.params)}
-    keywords |= {"factor": struct((), jnp.float32)}
+    keywords |= {"factor": struct((), jnp.float32), "betas": None}
     yield Program("apply", step.apply, (state, total), keywords)
 
 
@@ -84,6 +84,7 @@ class _Lister:
             **({SAMPLED: mask} if config.sampling.drafts is not None else {}),
             **({EARLIER: known} if config.sampling.held_groups else {}),
             **({HOTTER: known} if config.sampling.zero_variance.grow_temperature != 1 else {}),
+            **({TRUNCATED: known} if algorithm.mask_truncated else {}),
         }
         scores = per_token, per_token, per_token, reference
         inputs = UpdateRows(mask, per_response, known, group, *scores, per_response, columns)
