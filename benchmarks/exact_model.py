@@ -236,8 +236,8 @@ def _logits(hidden, head):
 
 def _chosen(logits, tokens, temperature: float, known: int | None):
     """Computes (logp, entropy) of tokens `[n]` under logits `[n v]`."""
-    head_of = logprobs._Head(temperature, ROWS, known, None)
-    return by_tiles(lambda *rows: head_of(*rows), logits, tokens)
+    head_of = logprobs._Head(ROWS, known, None)
+    return by_tiles(lambda *rows: head_of(*rows, temperature), logits, tokens)
 
 
 def _sample(logits, keys, positions, sampler, each=None, known=None):

@@ -1,7 +1,9 @@
 """Which rows of a rollout are scored, trained and computed together, before any of them is scored.
 
 The rows' rewards and lengths decide it, so it is one pure function of them on every process. What
-needs scores, the advantages and weights, comes after (rl/prepare.py).
+needs scores, the advantages and weights, comes after (rl/prepare.py). A row is *silent* where its
+gradient is known to be 0; *idle* where it is silent and has no gradient computed; *skipped* where
+it is idle and not even scored. To *score* is to compute log-probs and entropies.
 """
 
 from __future__ import annotations

@@ -136,7 +136,7 @@ def test_accuracies_by_hand(monkeypatch):
     ]
     config = evolve(tiny_run(), seed=3, evaluation={"k": 4, "temperature": 0.6, "top_p": 0.9})
     evaluation = evaluate(
-        None, None, [PromptSet(HELDOUT, prompts, 4, 0.6)], TOKENIZER, None, config
+        None, None, [PromptSet(HELDOUT, prompts, 4, 0.6)], TOKENIZER, None, config.scored
     )
     assert calls == [(4, Sampler(0.6, 0, 0.9), 3), (1, Sampler(0.0), 3)]
     assert (evaluation.k, evaluation.prompts, evaluation.unscored) == (4, 4, 7)
@@ -173,7 +173,7 @@ def test_a_label_with_the_name_of_the_held_out_set_does_not_replace_its_accuracy
     monkeypatch.setattr(evaluate_module, "answers", fake)
     prompts = [dataclasses.replace(p, label=x) for p, x in zip(PROMPTS, (HELDOUT, "sums"))]
     sets = [PromptSet(HELDOUT, prompts, 3, 1.0)]
-    evaluation = evaluate(None, None, sets, TOKENIZER, None, tiny_run())
+    evaluation = evaluate(None, None, sets, TOKENIZER, None, tiny_run().scored)
     assert evaluation.metrics()["eval/heldout/avg_at_k"] == evaluation.avg_at_k == 0.5
     assert evaluation.labels[HELDOUT][1] == 0.0
 
@@ -187,7 +187,7 @@ def test_the_threshold_of_right_is_the_configurations(monkeypatch):
     for at, expected in ((1.0, 0.0), (0.5, 1.0)):
         changed = evolve(config, rewards={"right_at": at})
         sets = [PromptSet(HELDOUT, PROMPTS[:2], 3, 1.0)]
-        evaluation = evaluate(None, None, sets, TOKENIZER, None, changed)
+        evaluation = evaluate(None, None, sets, TOKENIZER, None, changed.scored)
         assert (evaluation.avg_at_k, evaluation.pass_at_k, evaluation.greedy) == (
             expected,
             expected,

@@ -394,9 +394,17 @@ def test_one_device_and_a_reference_policy_are_planned(tmp_path):
     assert all(not program["collectives"] for program in report["programs"].values())
 
 
+def layouts_of(config, devices):
+    """Returns a run for each layout of the search."""
+    return [
+        dataclasses.replace(config, mesh=policy.mesh, compute=policy.compute, rl=rl)
+        for policy, rl in layouts(config.policy, config.rl, devices)
+    ]
+
+
 def test_a_search_looks_at_meshes_that_divide_the_model():
     config = load_config(str(ROOT / "configs" / "qwen3_30b_a3b_v5p_4x4x4.py"))
-    candidates = list(layouts(config.policy, config.rl, 64))
+    candidates = layouts_of(config, 64)
     assert len({(x.mesh, x.compute) for x in candidates}) == len(candidates) > 50
     assert all(x.mesh.devices == 64 and x.validate_for_rl() for x in candidates)
     # four heads of keys and values
@@ -408,7 +416,7 @@ def test_a_search_yields_what_a_run_accepts():
     """Packed rows are not split over context, and a rollout apart has devices of its own."""
     packed = load_config(str(ROOT / "configs" / "qwen3_235b_a22b_v5p_4x8x8.py"))
     assert packed.rl.packed_row_tokens
-    candidates = list(layouts(packed.policy, packed.rl, 256))
+    candidates = layouts_of(packed, 256)
     assert candidates and all(x.validate_for_rl() for x in candidates)
     rows = packed.mesh.replica * packed.mesh.fsdp * packed.mesh.expert
     one = dataclasses.replace(packed.rl, micro_batch_tokens=rows * packed.rl.longest_row)
@@ -417,7 +425,7 @@ def test_a_search_yields_what_a_run_accepts():
     assert _fewer_tokens(unpacked, packed.mesh).setting == "mesh.context"
     config = load_config(str(ROOT / "configs" / "qwen3_30b_a3b_v5p_4x4x4.py"))
     apart = dataclasses.replace(config, rollout_apart=True, rollout_mesh=MeshConfig(expert=16))
-    candidates = list(layouts(apart.policy, apart.rl, 64))
+    candidates = layouts_of(apart, 64)
     assert candidates and all(x.mesh.devices == 48 and x.validate_for_rl() for x in candidates)
 
 

@@ -108,11 +108,13 @@ def test_a_configuration_from_files_knows_the_lengths_of_a_sample(tmp_path, monk
     monkeypatch.setattr(from_files, "SAMPLED", 8)
     config = configured(tmp_path, rows(tmp_path / "rows.jsonl", 16), reading="auto")
     lines, tokenizer = [], from_files._tokenizer(config.data, config.model)
-    fitted = from_files._fit_sft(config, tokenizer, lines.append)
+    fitted = from_files._fit_sft(config.sft, config.policy, config.scored, tokenizer, lines.append)
     assert fitted.batch == 8 and 16 <= fitted.buckets[-1] <= 64
     assert lines == []  # the user has set the buckets
     unset = evolve(config, sft={"buckets": (config.model.max_positions,)})
-    longest = from_files._fit_sft(unset, tokenizer, lines.append).buckets[-1]
+    longest = from_files._fit_sft(
+        unset.sft, unset.policy, unset.scored, tokenizer, lines.append
+    ).buckets[-1]
     (line,) = lines
     assert f"sft.buckets end at {longest} tokens: the longest of 8 of 16 rows" in line
     assert "left out and counted in data/left_out_frac; set sft.buckets" in line

@@ -142,6 +142,11 @@ H = TypeVar("H", bound=Hook)
 class Hooks:
     """A run's hooks, called in order.
 
+    In a step the loop calls `begin_rollout`, `begin_step` (on_groups), `call` (on_arrays), `finish`
+    (after_update) and `end_step` (on_metrics). Before the update an error ends the run at once;
+    after it the step is logged and saved first. `begin_step` and `end_step` also set the states
+    that a checkpoint in between has.
+
     A step that is interrupted or fails before its update is repeated, so that its checkpoint has
     the states from before the step's groups were seen; a rollout is begun once.
     """
