@@ -75,6 +75,10 @@ class AlgorithmConfig(ReplayConfig):
     """Penalties on length and repetition (stage 3)."""
     zero_variance: RLZVPConfig = field(default_factory=RLZVPConfig)
     """Advantages for groups whose rewards are all equal."""
+    mask_truncated: bool = False
+    """Overlong filtering: train on no answer that max_new_tokens cuts off; its reward still counts
+    in its group (DAPO, arXiv 2503.14476, section 3.4).
+    """
     permute_rewards: bool = False
     """Control experiment: shuffle the rewards within each group, which should teach nothing."""
 

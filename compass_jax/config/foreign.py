@@ -39,6 +39,7 @@ TRL = {
     "lora_r": "lora.rank",
     "lora_alpha": "lora.alpha",
     "lora_target_modules": "lora.targets",
+    "mask_truncated_completions": "rl.mask_truncated",
     "max_steps": "rl.steps",
     "num_train_epochs": "rl.steps (steps, not passes over the data)",
     "save_steps": "rl.save_every",

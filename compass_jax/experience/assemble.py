@@ -2,13 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+import math
+from collections.abc import Callable, Container, Mapping, Sequence
+from types import MappingProxyType
+from typing import NamedTuple
 
 import numpy as np
 
 from compass_jax.aliases import Tree
-from compass_jax.records import EARLIER, GOLD, HOTTER, Group, Rollout, StepArrays
+from compass_jax.config import RLConfig
+from compass_jax.records import (
+    EARLIER,
+    GOLD,
+    HOTTER,
+    TRUNCATED,
+    Group,
+    Rollout,
+    Score,
+    StepArrays,
+)
 from compass_jax.rewards.penalties import repetition_frac
+
+
+class Column(NamedTuple):
+    """A number of each sample: `of` its rollout and score; `empty` in rows without a sample."""
+
+    of: Callable[[Rollout, Score], float | bool]
+    empty: float | bool
+
+
+def columns_of(rl: RLConfig, labelled: bool) -> dict[str, Column]:
+    """Returns the columns of a run's arrays that its settings ask for, by name."""
+    columns: dict[str, Column] = {}
+    if labelled:
+        columns[GOLD] = Column(lambda _, score: score.components.get(GOLD, math.nan), math.nan)
+    if rl.zero_variance.grow_temperature != 1:
+        columns[HOTTER] = Column(lambda rollout, _: rollout.sample >= rl.group_size, False)
+    if rl.mask_truncated:
+        columns[TRUNCATED] = Column(lambda rollout, _: rollout.truncated, False)
+    return columns
 
 
 def assemble(
@@ -17,18 +49,16 @@ def assemble(
     length: int,
     ngram: int,
     routes: Tree = None,
-    gold: bool = False,
-    hotter_from: int | None = None,
+    columns: Mapping[str, Column] = MappingProxyType({}),
     earlier: Container[int] | None = None,
 ) -> StepArrays:
     """Returns arrays of `length` tokens, row n * size + c for sample c of group n, as in `routes`.
-    Repetition is of `ngram` tokens. With `gold` they hold the scores' gold labels.
+    Repetition is of `ngram` tokens.
 
     Rows without a sample (of groups that did not grow) have length 0 and group -1.
 
     Args:
-        hotter_from: samples of a group from this index on were drawn at another temperature than
-            training's (rl.zero_variance.grow_temperature); None: none were.
+        columns: further numbers of the samples, by name.
         earlier: places of groups of earlier steps; None: no hook holds groups.
     """
     rows = len(groups) * size
@@ -44,13 +74,11 @@ def assemble(
         group=np.full(rows, -1, np.int32),
         routes=routes,
     )
-    columns = out.columns
-    if gold:
-        columns[GOLD] = np.full(rows, np.nan, np.float32)
-    if hotter_from is not None:
-        columns[HOTTER] = np.arange(rows) % size >= hotter_from
+    for name, column in columns.items():
+        dtype = bool if isinstance(column.empty, bool) else np.float32
+        out.columns[name] = np.full(rows, column.empty, dtype)
     if earlier is not None:
-        columns[EARLIER] = np.repeat([g in earlier for g in range(len(groups))], size)
+        out.columns[EARLIER] = np.repeat([g in earlier for g in range(len(groups))], size)
     for g, group in enumerate(groups):
         for rollout, score in zip(group.rollouts, group.scores, strict=True):
             i = g * size + rollout.sample
@@ -59,9 +87,9 @@ def assemble(
             out.mask[i, start:n] = rollout.generated
             out.rollout_logp[i, :n] = rollout.logp
             out.reward[i], out.known[i] = score.reward, score.known
-            if gold:
-                columns[GOLD][i] = score.components.get(GOLD, np.nan)
             out.repetition[i] = repetition(rollout, ngram)
+            for name, column in columns.items():
+                out.columns[name][i] = column.of(rollout, score)
     return out
 
 

@@ -16,7 +16,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from compass_jax.config import AlgorithmConfig
-from compass_jax.records import EARLIER, GOLD, SAMPLED
+from compass_jax.records import EARLIER, GOLD, SAMPLED, TRUNCATED
 from compass_jax.rl.correction import correction_weight
 from compass_jax.rl.diagnostics import Diagnostics, mean_of
 from compass_jax.rl.group_advantage import group_advantage
@@ -34,7 +34,7 @@ class Prepared(NamedTuple):
 
     advantage: Float[Array, "b t"]
     weight: Float[Array, "b t"]
-    mask: Bool[Array, "b t"]  # generated tokens of samples with a known reward
+    mask: Bool[Array, "b t"]  # trained tokens: generated, of samples with a known reward
     entropy_group: Int[Array, "b t"] | None  # of objectives that group tokens (espo)
     kl_weight: Float[Array, "b t"] | None = None  # of the KL penalty; None: `weight`
 
@@ -88,7 +88,8 @@ def prepare(
     A response whose reward, entropies or log-probs are not finite is one of unknown reward. Two
     responses of a group are an inverted pair if their advantages are ordered against the column
     GOLD, or the reward without it. The account of tokens and of uniform groups leaves out rows of
-    the column EARLIER and tokens that are not in SAMPLED.
+    the column EARLIER and tokens that are not in SAMPLED. Rows of the column TRUNCATED have no
+    trained token.
 
     Raises:
         ValueError: a setting needs an array that is None, or shapes differ.
@@ -101,7 +102,9 @@ def prepare(
     dtype = old_entropy.dtype
     known = known & (group >= 0) & jnp.isfinite(reward)
     known = known & _finite(mask, *rows[4:8])
-    trained = mask & known[:, None]
+    # A truncated answer is part of its group, and in no denominator of the weights.
+    taught = known & ~columns[TRUNCATED] if TRUNCATED in columns else known
+    trained = mask & taught[:, None]
 
     # From raw rewards: a penalty must not hide a uniform group from the stages that act on it.
     at = {"right_at": scale.right_at, "wrong_at": scale.wrong_at}
@@ -127,7 +130,7 @@ def prepare(
 
     entropy_group = objective.groups(old_entropy, trained)
     weight = token_weights(
-        trained, group, known, n_groups, objective, entropy_group, dtype, max_new_tokens
+        trained, group, taught, n_groups, objective, entropy_group, dtype, max_new_tokens
     )
     prepared = Prepared(advantage, weight, trained, entropy_group)
     # The correction comes after the weights, so that dropped tokens stay in the denominator.
@@ -136,7 +139,7 @@ def prepare(
     generated, rl_zvp = columns.get(SAMPLED, mask), config.zero_variance.rl_zvp
     generated = generated & sampled_rows[:, None]
     metrics = waste(
-        generated, known, row_kind, kinds, rl_zvp=rl_zvp, by_shaping=by_shaping, dtype=dtype
+        generated, taught, row_kind, kinds, rl_zvp=rl_zvp, by_shaping=by_shaping, dtype=dtype
     )
     metrics |= {f"reward/{name}/mean": mean_of(x, known) for name, x in components.items()}
     metrics |= corrected | inversion(

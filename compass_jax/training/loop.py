@@ -36,7 +36,7 @@ from functools import partial
 
 from compass_jax.config.curriculum import Stage
 from compass_jax.errors import CompassError
-from compass_jax.experience.assemble import assemble
+from compass_jax.experience.assemble import assemble, columns_of
 from compass_jax.experience.collect import results_of
 from compass_jax.experience.history import outcome
 from compass_jax.experience.judged import failure_of
@@ -143,7 +143,7 @@ class RLTrainer:
         # the engine after which it cuts samples do not depend on it.
         if self.run_state.interrupted:
             return None
-        step.arrays = self._assemble(step.trained, step.earlier)
+        step.arrays = arrays = self._assemble(step.trained, step.earlier)
         self.hooks.call(Hook.on_arrays, step)
 
         # 2. and 3. Old log-probs and updates, with which programs that still compile ahead would
@@ -152,7 +152,7 @@ class RLTrainer:
         compiler.finish()
         return_freed_memory()
         try:
-            step.metrics |= self._train(step)
+            step.metrics |= self._train(step, arrays)
         except TrainingStopped:
             # It came before the first update, so the groups are still in the buffer.
             return None
@@ -208,15 +208,13 @@ class RLTrainer:
         `earlier`: the places of groups of earlier steps, and whether they are routed live.
         """
         routes = self.buffer.routes_of(groups, [place for place, live in earlier.items() if live])
-        heats = self.rl.zero_variance.grow_temperature != 1
         return assemble(
             groups,
             size=self.rl.capacity,
             length=self.rl.buckets[-1],
             ngram=self.rl.shaping.repetition_ngram,
             routes=self.learner.routes_on_mesh(routes),
-            gold=self.config.data.labelled,
-            hotter_from=self.rl.group_size if heats else None,
+            columns=columns_of(self.rl, self.config.data.labelled),
             earlier=earlier if self.rl.held_groups else None,
         )
 
@@ -230,7 +228,7 @@ class RLTrainer:
         self.parts.prompts.selector.update(results, self.parts.prompts.stream.epoch)
         self.buffer.end_step(step.to_hold if step.number < self.stage.end else ())
 
-    def _train(self, step: StepRecord) -> dict[str, float]:
+    def _train(self, step: StepRecord, arrays: StepArrays) -> dict[str, float]:
         """Trains on the step's arrays. Its groups stay in the buffer until training ends, so that a
         stopped step can be saved.
 
@@ -245,7 +243,7 @@ class RLTrainer:
         self.learner.rate = step.rate
         replaced = [outcome(group, self.config.rewards) for group in step.replaced]
         accounts = waste_of_dropped(self.buffer.dropped_tokens), waste_of_replaced(replaced)
-        train = partial(self.learner.train, step.filled, accounts, trace=step.trace)
+        train = partial(self.learner.train, arrays, accounts, trace=step.trace)
         if not self.rl.one_step_off or step.number >= self.stage.end:
             metrics = train(stopped=lambda: self.run_state.interrupted)
             self._end_step(step)

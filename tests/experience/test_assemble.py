@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 from tiny import EOS, make_prompt
 
-from compass_jax.experience.assemble import assemble
-from compass_jax.records import GOLD, HOTTER, Group, Rollout, Score
+from compass_jax.config import RLConfig, ZeroVarianceConfig, named_correction
+from compass_jax.experience.assemble import assemble, columns_of
+from compass_jax.records import GOLD, HOTTER, TRUNCATED, Group, Rollout, Score
 
 PROMPTS = [make_prompt(i, n) for i, n in enumerate((3, 5))]
 RESPONSES = ((2, 4), (1, 3))  # generated tokens of each sample
@@ -33,6 +34,9 @@ SCORES = {
     2: Score(0.25, True),
     3: Score(-1.0, True),
 }
+
+
+SCORES_OF = (SCORES[0], SCORES[1])
 
 
 @pytest.fixture
@@ -89,13 +93,28 @@ def test_groups_of_different_sizes_keep_their_rows_and_leave_the_others_empty():
 def test_samples_that_growth_drew_hotter_are_marked_by_their_place_in_the_group():
     group = Group(PROMPTS[0], (ROLLOUTS[0], ROLLOUTS[1]), (SCORES[0], SCORES[1]))
     assert HOTTER not in assemble([group], 3, 10, 2).columns
-    marked = assemble([group, group], 3, 10, 2, hotter_from=1).columns[HOTTER]
-    np.testing.assert_array_equal(marked, [False, True, True] * 2)
+    zero = ZeroVarianceConfig(grow_to=16, grow_temperature=1.5)
+    rl = RLConfig(group_size=2, zero_variance=zero, correction=named_correction("tis"))
+    moved = Group(PROMPTS[0], (ROLLOUTS[0], dataclasses.replace(ROLLOUTS[1], sample=2)), SCORES_OF)
+    marked = assemble([group, moved], 3, 10, 2, columns=columns_of(rl, False)).columns[HOTTER]
+    np.testing.assert_array_equal(marked, [False] * 5 + [True])
 
 
 def test_gold_labels_come_from_the_scores_and_are_unknown_where_there_is_none():
     scores = (Score(1.0, True, components={"gold": 0.25}), Score(0.0, True))
     group = Group(PROMPTS[0], (ROLLOUTS[0], ROLLOUTS[1]), scores)
     assert GOLD not in assemble([group], 3, 10, 2).columns
-    gold = assemble([group], 3, 10, 2, gold=True).columns[GOLD]
+    columns = columns_of(RLConfig(), labelled=True)
+    gold = assemble([group], 3, 10, 2, columns=columns).columns[GOLD]
     np.testing.assert_array_equal(gold, np.array([0.25, np.nan, np.nan], np.float32))
+
+
+def test_answers_that_were_cut_off_are_marked_where_the_setting_asks_for_it():
+    group = Group(PROMPTS[0], (ROLLOUTS[0], ROLLOUTS[1]), SCORES_OF)
+    assert ROLLOUTS[0].truncated and not ROLLOUTS[1].truncated
+    assert (
+        TRUNCATED not in assemble([group], 3, 10, 2, columns=columns_of(RLConfig(), True)).columns
+    )
+    columns = columns_of(RLConfig(mask_truncated=True), False)
+    marked = assemble([group], 3, 10, 2, columns=columns).columns[TRUNCATED]
+    np.testing.assert_array_equal(marked, [True, False, False])

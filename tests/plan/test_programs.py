@@ -110,7 +110,9 @@ VARIANTS = {
     },
     "R2, reference": {"rl": {"replay": "R2", "objective": grpo(kl_coef=0.1)}},
     "R2, packed rows": {"rl": {"replay": "R2", "packed_row_tokens": 112}},
-    "dynamic": {"rl": {"zero_variance": ZeroVarianceConfig(dynamic_sampling=True)}},
+    "dynamic, without truncated answers": {
+        "rl": {"mask_truncated": True, "zero_variance": ZeroVarianceConfig(dynamic_sampling=True)}
+    },
 }
 QUICK = list(VARIANTS)[:1]
 CASES = [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in VARIANTS]

@@ -19,7 +19,7 @@ from compass_jax.config import (
     ZeroVarianceConfig,
     named_correction,
 )
-from compass_jax.records import SAMPLED
+from compass_jax.records import SAMPLED, TRUNCATED
 from compass_jax.rl.advantages.grpo import GrpoAdvantage
 from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.rl.objectives.espo import Espo
@@ -202,3 +202,28 @@ def test_what_is_not_finite_is_unknown_and_reaches_no_loss(name, bad, x64):
     without = dataclasses.replace(toy, known=known)
     advantage = np.where(toy.mask & known[:, None], ref.advantage(without)[:, None], 0)
     np.testing.assert_allclose(got[0].advantage, advantage, rtol=1e-9, atol=1e-15)
+
+
+@pytest.mark.parametrize("objective", [Grpo(), Gspo(), Espo()], ids=lambda x: x.name)
+def test_a_truncated_answer_counts_in_its_group_and_is_not_trained(objective, x64):
+    """Its reward is in the mean and the deviation of its group; its tokens are in no denominator,
+    as those of a sample whose reward is unknown (DAPO, arXiv 2503.14476, section 3.4).
+    """
+    toy = ref.make_toy(seed=8)
+    config = RLConfig(objective=objective)
+    cut = toy.known & (np.arange(len(toy.known)) % 3 == 0)
+    assert cut.any() and (toy.known & ~cut).any()
+    trained = toy.mask & (toy.known & ~cut)[:, None]
+    masked, diagnostics = run(toy, config, **{TRUNCATED: cut})
+    response = ref.advantage(toy, objective.divides_by_std)
+    np.testing.assert_allclose(
+        masked.advantage, np.where(trained, response[:, None], 0), rtol=1e-9, atol=1e-15
+    )
+    unknown, _ = run(dataclasses.replace(toy, known=toy.known & ~cut), config)
+    np.testing.assert_array_equal(masked.mask, trained)
+    np.testing.assert_array_equal(masked.weight, unknown.weight)
+    np.testing.assert_allclose(np.sum(masked.weight), 1, rtol=1e-12)
+    metrics = finalize_diagnostics(diagnostics)
+    shares = [float(x) for name, x in metrics.items() if name.startswith("waste/frac_")]
+    np.testing.assert_allclose(sum(shares), 1, rtol=1e-12)
+    assert float(metrics["waste/frac_none"]) >= toy.mask[cut].sum() / toy.mask.sum() - 1e-12
