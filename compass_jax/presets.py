@@ -112,8 +112,8 @@ METHOD = (
 # Default learning rates of a run from files: parameters of the model up to which they hold, rate of
 # training all weights, rate of adapters.
 RATES = (
-    # all weights: measured with configs/mostly_hard_cpu.py (docs/measurements.md); adapters: not
-    # measured, ten times as much by docs/howto/lora.md
+    # the best of three each, with configs/mostly_hard_cpu.py and adapters of rank 16
+    # (benchmarks/results/small_moe_rates.jsonl)
     (50_000_000, 1.5e-4, 1.5e-3),
     # all weights: SmolLM2-135M on one task, the only rate that was run
     # (benchmarks/results/default_learns.jsonl); adapters: the same, of rank 16
