@@ -115,9 +115,8 @@ RATES = (
     # the best of three each, with configs/mostly_hard_cpu.py and adapters of rank 16
     # (benchmarks/results/small_moe_rates.jsonl)
     (50_000_000, 1.5e-4, 1.5e-3),
-    # all weights: SmolLM2-135M on one task, the only rate that was run
-    # (benchmarks/results/default_learns.jsonl); adapters: the same, of rank 16
-    # (docs/howto/smollm2.md)
+    # SmolLM2-135M on three tasks, and three rates each on one of them, adapters of rank 16
+    # (benchmarks/results/default_learns.jsonl, docs/howto/smollm2.md)
     (1_000_000_000, 3e-5, 5e-4),
     # all weights: the papers of the presets (arXiv 2402.03300, 2503.14476, 2507.18071, 2512.00499),
     # and TRL's GRPOConfig; adapters: ten times as much, as Tinker's cookbook takes
