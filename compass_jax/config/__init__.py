@@ -5,9 +5,9 @@ checks the settings that must agree between components. An error names the key i
 command line (`rl.group_size`). Classes that a jitted function takes as static arguments are
 hashable.
 
-A function takes no more than it reads: a section, or what `RunConfig.policy`, `RunConfig.scored`
-and `RunConfig.learner` return of the run's. `RLConfig` inherits the settings of its three
-consumers.
+A function takes no more than it reads: a section, or the sections that `RunConfig.policy`,
+`RunConfig.scored` or `RunConfig.learner` put together. `RLConfig` inherits the settings of its
+three consumers.
 """
 
 from __future__ import annotations
