@@ -192,11 +192,10 @@ def evaluate(folder: Path, model: str) -> dict[str, Any]:
     return {name: sets[name] for name in ("matched", "avg_at_k", "greedy")} | {"steps": step}
 
 
-def run(options: argparse.Namespace, task: str) -> dict[str, Any]:
-    """Trains on one task and evaluates; returns the row."""
+def run(options: argparse.Namespace, task: str, settings: Sequence[str]) -> dict[str, Any]:
+    """Trains on one task with `settings`, words of the command, and evaluates; returns the row."""
     folder = options.out.absolute() / f"{task}-{options.name}"
     model = str(Path(options.model).absolute())
-    settings = [word for pair in options.set for word in _option(pair)]
     if not (folder / "train.json").exists():
         for seconds in (None, 60 * options.minutes):
             shutil.rmtree(folder, ignore_errors=True)
@@ -239,11 +238,12 @@ def main(argv: list[str] | None = None) -> int:
         "--results", type=Path, default=Path("benchmarks/results/default_learns.jsonl")
     )
     options = parser.parse_args(argv)
+    settings = [word for pair in options.set for word in _option(pair)]
     keep_programs()
     for task in options.tasks:
         if any((x["task"], x["name"]) == (task, options.name) for x in finished(options.results)):
             continue
-        row = run(options, task)
+        row = run(options, task, settings)
         append(options.results, row)
         print(json.dumps({x: row[x] for x in ("task", "name", "steps", "first_step_s")}))
         print(json.dumps(row["avg_at_k"]))
