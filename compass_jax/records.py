@@ -65,6 +65,8 @@ class Prompt:
     visit: int = 0
     turns: int = 0  # largest number of the model's turns with an environment; 0: no environment
     place: str = ""  # such as "rows.jsonl, line 3"; empty for a computed prompt
+    # alpha and beta of the Beta distribution of the pass rate, as predicted when it was drawn
+    predicted: tuple[float, float] = (1.0, 1.0)
 
     @classmethod
     def of_tokens(cls, tokens: Sequence[int], id: int, visit: int = 0) -> Prompt:

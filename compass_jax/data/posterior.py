@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -64,7 +65,8 @@ class PosteriorSelector(PromptSelector):
         rng = np.random.default_rng((self._seed, 18, stream.position))
         count = max(n, min(n * self._config.posterior_candidates, len(stream)))
         prompts = stream.next_batch(count)
-        draws = rng.beta(*np.transpose([self.posterior(prompt) for prompt in prompts]))
+        predicted = [self.posterior(prompt) for prompt in prompts]
+        draws = rng.beta(*np.transpose(predicted))
         distance = np.abs(draws - self._config.posterior_target)
         # at the end of a pass a prompt may be a candidate twice
         first = np.unique([prompt.id for prompt in prompts], return_index=True)[1]
@@ -72,7 +74,9 @@ class PosteriorSelector(PromptSelector):
         distance += ~np.isin(np.arange(count), first)
         chosen = np.sort(np.argsort(distance, kind="stable")[:n])
         self.skipped = count - n
-        return [prompts[i] for i in chosen]
+        # The prediction is frozen with the prompt: screening, and advantages that take it for their
+        # baseline, must not see outcomes of this visit.
+        return [replace(prompts[i], predicted=predicted[i]) for i in chosen]
 
     def prior(self, prompt: Prompt) -> tuple[float, float]:
         """Returns alpha and beta of the prompt's prior."""

@@ -58,12 +58,6 @@ class PromptSelector:
         """Returns the probability that the prompt is rolled out."""
         return 1.0
 
-    def posterior(self, prompt: Prompt) -> tuple[float, float]:
-        """Returns alpha and beta of the Beta distribution of the prompt's pass rate; Beta(1, 1)
-        from a selector that predicts none.
-        """
-        return 1.0, 1.0
-
     def update(self, results: Iterable[tuple[Prompt, Outcome]], epoch: float) -> None:
         """Processes the outcomes of a step's groups; `epoch` counts passes over the data."""
 

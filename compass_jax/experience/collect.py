@@ -21,7 +21,7 @@ from compass_jax.experience.growth import queued
 from compass_jax.experience.history import outcome
 from compass_jax.experience.metrics import carried_metrics, growth_metrics, round_metrics
 from compass_jax.experience.step_policies.ask import Decision, PolicyCalls
-from compass_jax.experience.step_policies.inputs import StepInputs, uniform_posterior
+from compass_jax.experience.step_policies.inputs import StepInputs
 from compass_jax.experience.turns import Turns
 from compass_jax.records import Group, Outcome, Prompt, Rollout, SampleKey
 from compass_jax.rewards.joined import AnyScorer
@@ -54,8 +54,6 @@ class Collector:
         expected_length: returns the expected response tokens of a prompt's samples, NaN where
             unknown.
         batcher: runs requests, as Collection does.
-        posterior: returns alpha and beta of the predicted pass rate of a prompt, a Beta
-            distribution; by default Beta(1, 1) for all.
         decided: called with groups that are kept or dropped; returns counts for the metrics.
     """
 
@@ -69,7 +67,6 @@ class Collector:
         rewards: RewardConfig,
         seed: int,
         batcher: Callable[..., Any] = Collection,
-        posterior: Callable[[Prompt], tuple[float, float]] = uniform_posterior,
         decided: Callable[[Sequence[Group]], Mapping[str, float]] = lambda groups: {},
     ):
         self.engine = engine
@@ -80,7 +77,6 @@ class Collector:
         self.rewards = rewards
         self.seed = seed
         self.batcher = batcher
-        self.posterior = posterior
         self.step_policy = sampling.policy
         self.decided = decided
 
@@ -114,7 +110,7 @@ class Collector:
         progress = True
         while len(buffer.kept) < self.sampling.prompts_per_step:
             # One round: draw prompts, run samples until none is missing, and let the policy decide.
-            inputs = StepInputs(buffer, self.sampling, last, self.rewards, self.posterior)
+            inputs = StepInputs(buffer, self.sampling, last, self.rewards)
             calls = PolicyCalls(self.step_policy, inputs)
             prompts = draw(calls.missing_prompts())
             buffer.add(prompts)

@@ -7,7 +7,7 @@ of the whole buffer, since every process saves its own rows.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import jax.numpy as jnp
 import numpy as np
@@ -30,8 +30,8 @@ def state(buffer: ExperienceBuffer) -> JsonObject:
     }
     return {
         # A dropped group has lost its rows.
-        "prompts": [[*group, buffer.first.get(group, NO_ROW)] for group in buffer.prompts],
-        "held": [[*group, buffer.first.get(group, NO_ROW)] for group in buffer.held],
+        "prompts": [_drawn(buffer, prompt) for prompt in buffer.prompts.values()],
+        "held": [_drawn(buffer, group.prompt) for group in buffer.held.values()],
         "samples": [_sample_state(sample) for sample in _samples(buffer)],
         "kept": [number[group] for group in buffer.kept],
         "dropped": [[number[group], *outcome] for group, outcome in buffer.dropped.items()],
@@ -39,6 +39,10 @@ def state(buffer: ExperienceBuffer) -> JsonObject:
         "routes": _routes(buffer),
         **tokens,
     }
+
+
+def _drawn(buffer: ExperienceBuffer, prompt: Prompt) -> list[float]:
+    return [*prompt.key, buffer.first.get(prompt.key, NO_ROW), *prompt.predicted]
 
 
 def _routes(buffer: ExperienceBuffer) -> Array | None:
@@ -66,16 +70,22 @@ def restore(
     buffer: ExperienceBuffer, saved: JsonMapping, find: Callable[[int, int], Prompt]
 ) -> None:
     """Fills an empty buffer from a state; `find(id, visit)` returns a prompt."""
-    keys = [(int(prompt), int(visit)) for prompt, visit, _ in saved["prompts"]]
-    buffer.prompts = {key: find(*key) for key in keys}
-    firsts = {(p, v): row for p, v, row in (*saved["prompts"], *saved["held"]) if row != NO_ROW}
-    buffer.first = firsts
-    buffer.routes.adopt(list(firsts.values()), saved["routes"])
+    drawn: dict[tuple[int, int], Prompt] = {}
+    for prompt, visit, row, *predicted in (*saved["prompts"], *saved["held"]):
+        key = int(prompt), int(visit)
+        drawn[key] = dataclasses.replace(find(*key), predicted=tuple(predicted))
+        if row != NO_ROW:
+            buffer.first[key] = row
+    keys = list(drawn)[: len(saved["prompts"])]
+    buffer.prompts = {key: drawn[key] for key in keys}
+    buffer.routes.adopt(list(buffer.first.values()), saved["routes"])
     buffer.kept = [keys[n] for n in saved["kept"]]
     buffer.dropped = {keys[n]: Outcome(*outcome) for n, *outcome in saved["dropped"]}
     buffer.counts = dict(saved["counts"])
-    of_held: dict[tuple[int, int], list[Sample]] = {(p, v): [] for p, v, _ in saved["held"]}
-    for sample in _restored(saved, find):
+    of_held: dict[tuple[int, int], list[Sample]] = {
+        key: [] for key in list(drawn)[len(saved["prompts"]) :]
+    }
+    for sample in _restored(saved, drawn):
         if sample.rollout.prompt.key in of_held:
             of_held[sample.rollout.prompt.key].append(sample)
         else:
@@ -104,14 +114,14 @@ def _sample_state(sample: Sample) -> dict[str, object]:
     }
 
 
-def _restored(saved: JsonMapping, find: Callable[[int, int], Prompt]) -> Iterator[Sample]:
+def _restored(saved: JsonMapping, drawn: Mapping[tuple[int, int], Prompt]) -> Iterator[Sample]:
     columns, start = {name: np.asarray(saved[name]) for name in ARRAYS}, 0
     for sample in saved["samples"]:
         part = slice(start, start := start + sample["tokens"])
         key, score = SampleKey(*sample["key"]), sample["score"]
         drafted, draft_tokens = sample.get("draft", (0, 0))
         rollout = Rollout(
-            find(key.prompt, key.visit),
+            drawn[key.prompt, key.visit],
             key.index,
             truncated=sample["truncated"],
             row=sample["row"],

@@ -103,10 +103,9 @@ class Building:
         if rl.guard.action == "restore":
             # the policy from before the guard's window
             checkpoints.needed_step = hooks.find(Guard).before_window
-        posterior = prompts.selector.posterior
         sampling = rl.sampling, config.rewards, config.seed
         lengths = history.expected_length
-        collect = Collector(engine, self.scorer, turns, lengths, *sampling, posterior=posterior)
+        collect = Collector(engine, self.scorer, turns, lengths, *sampling)
         if self.drafts is not None:
             collect.decided = self.drafts.decided
         buffer = new_buffer(engine, rl.sampling)

@@ -168,6 +168,7 @@ def test_choices_are_the_same_after_a_restart():
     first, second = (x.next_batch(s, 6) for x, s in zip((chosen, restored), streams, strict=True))
     assert [p.id for p in first] == [p.id for p in second]
     assert restored.metrics() == chosen.metrics()
+    assert [p.predicted for p in first] == [chosen.posterior(p) for p in first]
     assert chosen.skipped == 18
 
 

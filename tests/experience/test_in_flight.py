@@ -4,6 +4,7 @@ checkpoints have the same structure, and no finished sample is sampled again.
 
 import json
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from types import SimpleNamespace
 
@@ -120,7 +121,9 @@ class World:
 
     def draw(self, n):
         self.place += n
-        return [make_prompt(i % 7, 3, i // 7) for i in range(self.place - n, self.place)]
+        prompts = [make_prompt(i % 7, 3, i // 7) for i in range(self.place - n, self.place)]
+        # as a selector predicts them at this visit; a restored run must not predict anew
+        return [replace(x, predicted=(1.0, 1 + 1e-6 * (x.visit + x.id % 7))) for x in prompts]
 
     def stopped(self):
         return self.stop_at is not None and len(self.finished) >= self.stop_at
@@ -242,6 +245,8 @@ def saved(world, buffer):
     fresh.policy_state = json.loads(json.dumps(buffer.policy_state))
     again, of_fresh = split(saved_samples.state(fresh))
     assert again == state
+    for key, sample in fresh.samples.items():
+        assert sample.rollout.prompt.predicted == buffer.samples[key].rollout.prompt.predicted
     for name, array in arrays.items():
         np.testing.assert_array_equal(of_fresh[name], array)
     return fresh

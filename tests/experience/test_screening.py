@@ -37,10 +37,13 @@ def size(policy, rewards, n=8, prior=(1.0, 1.0), wrong_at=0.0):
     scores = [
         None if x is NOT_YET else Score(0.0 if x is None else x, x is not None) for x in rewards
     ]
-    buffer = SimpleNamespace(scores=lambda key: scores, prompts={GROUP: None})
+    prompt = SimpleNamespace(predicted=prior)
+    buffer = SimpleNamespace(scores=lambda key: scores, prompts={GROUP: prompt})
+        scores=lambda key: scores, prompts={GROUP: SimpleNamespace(predicted=prior)}
+    )
     sampling = RLConfig(group_size=n, step_policy=policy).sampling
     rewards_config = RewardConfig(wrong_at=wrong_at)
-    inputs = StepInputs(buffer, sampling, False, rewards_config, lambda prompt: prior)
+    inputs = StepInputs(buffer, sampling, False, rewards_config)
     return policy.grow(inputs, GROUP)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -14,11 +13,6 @@ from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.records import Group, Prompt, Score
 
 
-def uniform_posterior(prompt: Prompt) -> tuple[float, float]:
-    """Returns alpha and beta of the uniform distribution of a pass rate, Beta(1, 1)."""
-    return 1.0, 1.0
-
-
 class StepInputs(NamedTuple):
     """The samples in flight, as a step policy sees them. A group is open until the policy chooses
     or drops it.
@@ -28,7 +22,6 @@ class StepInputs(NamedTuple):
     sampling: SamplingConfig
     last: bool  # whether this is the run's last step
     rewards: RewardConfig = RewardConfig()
-    posterior: Callable[[Prompt], tuple[float, float]] = uniform_posterior
 
     @property
     def open(self) -> list[GroupKey]:
@@ -65,10 +58,10 @@ class StepInputs(NamedTuple):
         return self.buffer.prompts[key]
 
     def predicted_pass_rate(self, key: GroupKey) -> tuple[float, float]:
-        """Returns alpha and beta of the Beta distribution that rl.zero_variance.posterior predicts
-        for the pass rate of the group's prompt, from earlier steps; Beta(1, 1) without it.
+        """Returns alpha and beta of the Beta distribution that rl.zero_variance.posterior predicted
+        for the pass rate of the group's prompt when it was drawn; Beta(1, 1) without it.
         """
-        return self.posterior(self.prompt(key))
+        return self.prompt(key).predicted
 
     def scores(self, key: GroupKey) -> list[Score | None]:
         """Returns the scores of a group's samples, in order, up to the last finished one; None
