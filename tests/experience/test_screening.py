@@ -39,8 +39,6 @@ def size(policy, rewards, n=8, prior=(1.0, 1.0), wrong_at=0.0):
     ]
     prompt = SimpleNamespace(predicted=prior)
     buffer = SimpleNamespace(scores=lambda key: scores, prompts={GROUP: prompt})
-        scores=lambda key: scores, prompts={GROUP: SimpleNamespace(predicted=prior)}
-    )
     sampling = RLConfig(group_size=n, step_policy=policy).sampling
     rewards_config = RewardConfig(wrong_at=wrong_at)
     inputs = StepInputs(buffer, sampling, False, rewards_config)
