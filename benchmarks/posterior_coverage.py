@@ -31,6 +31,7 @@ from compass_jax.commands.configured import config_of_run
 from compass_jax.config import RunConfig
 from compass_jax.data.keep import PassRate, read_pass_rates
 from compass_jax.data.posterior import COVERAGE, PosteriorSelector, coverage
+from compass_jax.data.predictors.inputs import PredictorInputs
 from compass_jax.data.prompts import train_prompts
 from compass_jax.data.selectors import prompt_selector
 from compass_jax.pipeline.offline_filter import FILE, Bounds, run_filter
@@ -49,10 +50,13 @@ def run_filter_of(config, *args, **options):
 RESULTS = "posterior_coverage.jsonl"
 
 
-def selector_of(run: str, config: RunConfig) -> PosteriorSelector:
-    """Returns the posteriors of a run's last checkpoint."""
-    rl = config.rl
-    selector = prompt_selector(rl.zero_variance, rl.group_size, config.rewards, config.seed)
+def selector_of(run: str, config: RunConfig, prompts: Sequence[Prompt]) -> PosteriorSelector:
+    """Returns the posteriors of a run's last checkpoint, whose training prompts these are."""
+    rl, scale, seed = config.rl, config.rewards, config.seed
+    prediction = rl.predictor.start(PredictorInputs(prompts, seed))
+    selector = prompt_selector(
+        rl.zero_variance, rl.group_size, scale, seed, prompts=prompts, prediction=prediction
+    )
     if not isinstance(selector, PosteriorSelector):
         raise SystemExit(f"{run}: its rl.zero_variance.posterior is off: it has no predictions")
     selector.restore(checkpoint.read_meta(run)["selector"])
@@ -74,8 +78,8 @@ def covered(
     closed = (low <= right) & (right <= high)
     inside = coverage(right, samples, alpha, beta)
     low, high = stats.beta.interval(COVERAGE, alpha, beta)
-    visited = set(selector.state()["counts"])
-    is_visited = np.array([str(prompt.id) in visited for prompt, _ in known])
+    visited = {prompt for prompt, *_ in selector.state()["counts"]}
+    is_visited = np.array([prompt.id in visited for prompt, _ in known])
     return {
         "prompts": len(known),
         "visited": int(is_visited.sum()),
@@ -91,10 +95,10 @@ def covered(
 def measure(run: str, count: int, samples: int, out: Path) -> dict[str, Any]:
     """Samples fresh answers to `count` training prompts of a run; returns its row."""
     config = config_of_run(run)
-    selector = selector_of(run, config)
     every = train_prompts(
         config.data, load_tokenizer(config.data, config.model.vocab_size), config.seed, print
     )
+    selector = selector_of(run, config, every)
     chosen = set(np.random.default_rng(config.seed).choice(len(every), count, replace=False))
     prompts = [prompt for i, prompt in enumerate(every) if i in chosen]
     folder = out / f"seed{config.seed}_{experiments.config_hash(config)}"

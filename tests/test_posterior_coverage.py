@@ -55,4 +55,4 @@ def test_a_run_without_predictions_is_refused(tmp_path):
     config = tokens_to_accuracy.base_config(0, tmp_path, smoke=True)
     assert not config.rl.zero_variance.posterior
     with pytest.raises(SystemExit, match=r"RUN: its rl\.zero_variance\.posterior is off"):
-        experiment.selector_of("RUN", dataclasses.replace(config, name="x"))
+        experiment.selector_of("RUN", dataclasses.replace(config, name="x"), [])

@@ -61,7 +61,7 @@ def _about(rl: RLConfig, model: ModelConfig) -> str:
 def _seams(rl: RLConfig, model: ModelConfig) -> list[Seam]:
     """Returns the settings whose class is chosen by name."""
     moe = model.moe
-    parts = rl.objective, rl.advantage, rl.correction, rl.step_policy, rl.drafts
+    parts = rl.objective, rl.advantage, rl.correction, rl.step_policy, rl.predictor, rl.drafts
     return [part for part in (*parts, moe and moe.router) if part]
 
 

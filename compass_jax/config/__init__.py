@@ -35,6 +35,7 @@ from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.model import ComputeConfig, MLAConfig, ModelConfig, MoEConfig
 from compass_jax.config.objective import Objective
 from compass_jax.config.policy import PolicyConfig
+from compass_jax.config.predictor import Predictor
 from compass_jax.config.rewards import RewardConfig
 from compass_jax.config.rl_stage import RLStage
 from compass_jax.config.rope import LinearRope, Llama3Rope, RopeScaling, YarnRope
@@ -75,6 +76,7 @@ __all__ = [
     "Objective",
     "OptimConfig",
     "PolicyConfig",
+    "Predictor",
     "ProceduralSource",
     "RLConfig",
     "RLStage",

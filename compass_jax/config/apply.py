@@ -21,13 +21,22 @@ from compass_jax.config.foreign import suggestion
 from compass_jax.config.io import KIND, NAME, decode, flatten, is_removed
 from compass_jax.config.mesh import MeshConfig
 from compass_jax.config.objective import Objective
+from compass_jax.config.predictor import Predictor
 from compass_jax.config.ranges import Section, check_fields, field_hints
 from compass_jax.config.router import Router
 from compass_jax.config.run import RunConfig
 from compass_jax.config.seam import Seam, seam_class
 from compass_jax.config.step_policy import StepPolicy
 
-SEAMS: tuple[type[Seam], ...] = Objective, Advantage, Correction, StepPolicy, Drafts, Router
+SEAMS: tuple[type[Seam], ...] = (
+    Objective,
+    Advantage,
+    Correction,
+    StepPolicy,
+    Predictor,
+    Drafts,
+    Router,
+)
 _SEAMS = {base.key: base for base in SEAMS}
 PRESET = "preset"
 NO_SETTINGS: JsonMapping = MappingProxyType({})

@@ -13,6 +13,7 @@ from typing import Annotated, ClassVar
 from compass_jax.config.algorithm import AlgorithmConfig, RLZVPConfig
 from compass_jax.config.errors import check
 from compass_jax.config.guard import GuardConfig
+from compass_jax.config.predictor import Predictor, default_predictor
 from compass_jax.config.ranges import CountOrOff, Fraction, Range, Repeat, Section
 from compass_jax.config.rl_stage import RLStage, check_order
 from compass_jax.config.sampling import ResamplingConfig, SamplingConfig
@@ -93,6 +94,10 @@ class RLConfig(AlgorithmConfig, SamplingConfig, UpdatesConfig):
         default_factory=lambda: ZeroVarianceConfig(posterior=True)
     )
     """Treatment of groups whose rewards are all equal."""
+    predictor: Predictor = field(default_factory=default_predictor)
+    """Predictor of the pass rate of prompts, by which zero_variance.posterior selects
+    (docs/howto/predictor.md).
+    """
     step_policy: StepPolicy | None = field(default_factory=default_policy)
     """Step policy, such as screening or your own, which decides which prompts are rolled out next
     and which groups a step trains on (docs/howto/step_policy.md); none: by the other settings.
@@ -135,6 +140,21 @@ class RLConfig(AlgorithmConfig, SamplingConfig, UpdatesConfig):
             " go back to; set rl.save_every",
         )
         self._check_stages()
+        self._check_predictor()
+
+    def _check_predictor(self) -> None:
+        """Raises ConfigError for a predictor that nothing reads, or that has no policy to read."""
+        predictor = self.predictor
+        check(
+            self.zero_variance.posterior or predictor == default_predictor(),
+            f"rl.predictor.name = {predictor.name!r} without rl.zero_variance.posterior: nothing"
+            " reads its predictions; set rl.zero_variance.posterior, or leave rl.predictor out",
+        )
+        check(
+            not (predictor.reads_policy and self.one_step_off),
+            f"rl.predictor.name = {predictor.name!r} with rl.one_step_off: it would read the"
+            " policy's parameters while an update replaces them; set rl.predictor to 'text'",
+        )
 
     def _check_correction(self) -> None:
         """Raises ConfigError for training on samples of another policy without a correction."""

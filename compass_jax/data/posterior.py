@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,14 +11,14 @@ from scipy import stats
 
 from compass_jax.aliases import JsonObject
 from compass_jax.config import RewardConfig, SelectionConfig
-from compass_jax.data.difficulty import Measured, label_of
+from compass_jax.data.difficulty import Measured
+from compass_jax.data.predictors.inputs import Prediction, Seen
+from compass_jax.data.predictors.label import ByLabel
 from compass_jax.data.selection import PromptSelector
 from compass_jax.data.stream import PromptStream
+from compass_jax.distributed import from_main_process
 from compass_jax.records import Outcome, Prompt
 
-UNIFORM = 2.0  # concentration of Beta(1, 1), the prior of a label without measurements
-MEASURED = 8  # least prompts from which a label's concentration is estimated
-CONCENTRATION = 1.0, 32.0  # bounds of the estimate, in samples
 COVERAGE = 0.9  # of the interval whose calibration is reported
 
 
@@ -31,10 +31,14 @@ class PosteriorSelector(PromptSelector):
 
         alpha <- d alpha + (1 - d) alpha_0 + s,    beta <- d beta + (1 - d) beta_0 + k - s
 
-    with the discount d = `posterior_discount`, because the policy moves. The prior is that of the
-    prompt's label: Beta(c m, c (1 - m)) with the label's pass rate m and the concentration c that
-    the spread of its prompts' rates shows (method of moments); so a prompt that was never sampled
-    is predicted by its label. There are no rollouts besides those of training.
+    with the discount d = `posterior_discount`, because the policy moves. The prior is what the
+    predictor says of the prompt by the outcomes of others (rl.predictor). The discounted counts are
+    the only memory: selection, screening, the predictor's fit and advantages read them. There are
+    no rollouts besides those of training.
+
+    Args:
+        prompts: those of training, by id; their counts are restored with them.
+        prediction: the run's predictions; by default by label.
     """
 
     acts = True
@@ -45,17 +49,20 @@ class PosteriorSelector(PromptSelector):
         rewards: RewardConfig,
         seed: int,
         measured: Iterable[Measured] = (),
+        prompts: Iterable[Prompt] = (),
+        prediction: Prediction | None = None,
     ):
         super().__init__(seed)
         self._config, self._low, self._high = config, rewards.wrong_at, rewards.right_at
-        # prompt id -> its label, and the discounted counts of right and judged samples
-        self._counts: dict[str, tuple[str, float, float]] = {}
-        self._priors: dict[str, tuple[float, float]] = {}  # label -> (alpha_0, beta_0)
+        self._prompts = {prompt.id: prompt for prompt in prompts}
+        self.prediction = prediction or ByLabel()
+        # prompt id -> discounted counts of right and judged samples, the latest group's last
+        self._counts: dict[int, tuple[float, float]] = {}
         self._calibration: dict[str, float] = {}
         for prompt, right, judged in measured:
             if judged:  # the filter keeps prompts without a verdict, which show nothing
                 self._add(prompt, float(right), float(judged))
-        self._fit_priors()
+        self._outdated = True  # whether counts were added since the last fit
 
     def next_batch(self, stream: PromptStream, n: int) -> list[Prompt]:
         """Returns `n` of the stream's next prompts, in its order."""
@@ -65,30 +72,44 @@ class PosteriorSelector(PromptSelector):
         rng = np.random.default_rng((self._seed, 18, stream.position))
         count = max(n, min(n * self._config.posterior_candidates, len(stream)))
         prompts = stream.next_batch(count)
-        predicted = [self.posterior(prompt) for prompt in prompts]
-        draws = rng.beta(*np.transpose(predicted))
-        distance = np.abs(draws - self._config.posterior_target)
-        # at the end of a pass a prompt may be a candidate twice
-        first = np.unique([prompt.id for prompt in prompts], return_index=True)[1]
-        # Adds 1 to repeated candidates, at least as much as two rates can differ.
-        distance += ~np.isin(np.arange(count), first)
-        chosen = np.sort(np.argsort(distance, kind="stable")[:n])
+        self._fit()
+        self.prediction.prepare(prompts)
+        # The last bits of a fit may differ between hosts, and all must take the same prompts.
+        chosen, predicted = from_main_process(lambda: self._chosen(prompts, n, rng))
         self.skipped = count - n
         # The prediction is frozen with the prompt: screening, and advantages that take it for their
         # baseline, must not see outcomes of this visit.
-        return [replace(prompts[i], predicted=predicted[i]) for i in chosen]
+        return [
+            replace(prompts[i], predicted=(alpha, beta))
+            for i, (alpha, beta) in zip(chosen, predicted, strict=True)
+        ]
 
-    def prior(self, prompt: Prompt) -> tuple[float, float]:
-        """Returns alpha and beta of the prompt's prior."""
-        return self._priors.get(label_of(prompt), (1.0, 1.0))
+    def _chosen(
+        self, prompts: Sequence[Prompt], n: int, rng: np.random.Generator
+    ) -> tuple[list[int], list[list[float]]]:
+        """Returns the places of the candidates to take, and their posteriors."""
+        posteriors = self.posteriors(prompts)
+        distance = np.abs(rng.beta(*posteriors.T) - self._config.posterior_target)
+        # at the end of a pass a prompt may be a candidate twice
+        first = np.unique([prompt.id for prompt in prompts], return_index=True)[1]
+        # Adds 1 to repeated candidates, at least as much as two rates can differ.
+        distance += ~np.isin(np.arange(len(prompts)), first)
+        chosen = np.sort(np.argsort(distance, kind="stable")[:n])
+        return chosen.tolist(), posteriors[chosen].tolist()
+
+    def posteriors(self, prompts: Sequence[Prompt]) -> Float[np.ndarray, "n 2"]:
+        """Returns alpha and beta of the prompts' posteriors; the prior of one that was never
+        sampled.
+        """
+        self._fit()
+        counts = [self._counts.get(prompt.id, (0.0, 0.0)) for prompt in prompts]
+        right, judged = np.reshape(np.array(counts, float), (-1, 2)).T
+        return self.prediction.priors(prompts) + np.stack([right, judged - right], axis=1)
 
     def posterior(self, prompt: Prompt) -> tuple[float, float]:
-        """Returns alpha and beta of the prompt's posterior; its prior if it was never sampled."""
-        (alpha, beta), (_, right, judged) = self.prior(prompt), self._counts_of(prompt)
-        return alpha + right, beta + judged - right
-
-    def _counts_of(self, prompt: Prompt) -> tuple[str, float, float]:
-        return self._counts.get(str(prompt.id), (label_of(prompt), 0.0, 0.0))
+        """Returns alpha and beta of one prompt's posterior."""
+        alpha, beta = self.posteriors([prompt])[0]
+        return float(alpha), float(beta)
 
     def interval(self, prompt: Prompt, level: float = COVERAGE) -> tuple[float, float]:
         """Returns the central interval of the pass rate that holds `level` of the posterior."""
@@ -104,22 +125,26 @@ class PosteriorSelector(PromptSelector):
         ]
         # Before the outcomes are added, since a prediction must not have seen them.
         self._calibration = self._measure(judged, rates)
+        known = np.array([outcome.known for _, outcome in judged], float)
+        prompts = [prompt for prompt, _ in judged]
+        self.prediction.compare(Seen(prompts, np.array(rates) * known, known))
         for (prompt, outcome), rate in zip(judged, rates, strict=True):
             self._add(prompt, rate * outcome.known, float(outcome.known))
-        self._fit_priors()
 
     def _add(self, prompt: Prompt, right: float, judged: float) -> None:
-        label, old_right, old_judged = self._counts_of(prompt)
+        self._prompts.setdefault(prompt.id, prompt)
+        old_right, old_judged = self._counts.pop(prompt.id, (0.0, 0.0))
         keep = self._config.posterior_discount
-        counts = label, keep * old_right + right, keep * old_judged + judged
-        self._counts[str(prompt.id)] = counts
+        self._counts[prompt.id] = keep * old_right + right, keep * old_judged + judged
+        self._outdated = True
 
-    def _fit_priors(self) -> None:
-        """Fits each label's prior to the counts of its prompts."""
-        by_label: dict[str, list[tuple[float, float]]] = {}
-        for label, right, judged in self._counts.values():
-            by_label.setdefault(label, []).append((right, judged))
-        self._priors = {label: fit_prior(np.array(x)) for label, x in by_label.items()}
+    def _fit(self) -> None:
+        """Fits the predictions, in every process, unless they know all counts."""
+        if not self._outdated:
+            return
+        self._outdated = False
+        counts = np.reshape(np.array([*self._counts.values()], float), (-1, 2))
+        self.prediction.fit(Seen([self._prompts[x] for x in self._counts], *counts.T))
 
     def _measure(
         self, judged: list[tuple[Prompt, Outcome]], rates: list[float]
@@ -129,7 +154,7 @@ class PosteriorSelector(PromptSelector):
         """
         if not judged:
             return {}
-        alpha, beta = np.transpose([self.posterior(prompt) for prompt, _ in judged])
+        alpha, beta = self.posteriors([prompt for prompt, _ in judged]).T
         samples, rate = np.array([outcome.known for _, outcome in judged]), np.array(rates)
         return {
             "posterior/coverage_90": float(np.mean(coverage(rate * samples, samples, alpha, beta))),
@@ -137,24 +162,29 @@ class PosteriorSelector(PromptSelector):
         }
 
     def metrics(self) -> dict[str, float]:
-        """Returns the calibration on the last step's groups, and each label's pass rate."""
-        rates = {label: alpha / (alpha + beta) for label, (alpha, beta) in self._priors.items()}
-        return {**self._calibration, **{f"posterior/{x}": rate for x, rate in rates.items()}}
+        """Returns the calibration on the last step's groups, and the rates that are predicted."""
+        self._fit()
+        rates = self.prediction.rates().items()
+        return {**self._calibration, **{f"posterior/{x}": rate for x, rate in rates}}
 
     def state(self) -> JsonObject:
-        """Returns the counts and the last calibration."""
+        """Returns the counts, the last calibration, and the prediction's own state."""
         return {
-            "counts": {name: list(x) for name, x in self._counts.items()},
+            "counts": [[prompt, *counts] for prompt, counts in self._counts.items()],
             "calibration": dict(self._calibration),
+            "prediction": self.prediction.state(),
         }
 
     def restore(self, state: JsonObject) -> None:
-        """Restores `state`."""
+        """Restores `state`. Counts of prompts that the run's data lack are left out."""
         self._counts = {
-            name: (label, right, judged) for name, (label, right, judged) in state["counts"].items()
+            int(prompt): (right, judged)
+            for prompt, right, judged in state["counts"]
+            if int(prompt) in self._prompts
         }
         self._calibration = dict(state["calibration"])
-        self._fit_priors()
+        self.prediction.restore(state["prediction"])
+        self._outdated = True
 
 
 def coverage(
@@ -177,20 +207,3 @@ def coverage(
     tail = (1 - COVERAGE) / 2
     inside = np.clip(above, tail, 1 - tail) - np.clip(below, tail, 1 - tail)
     return inside / np.maximum(above - below, np.finfo(float).tiny)
-
-
-def fit_prior(counts: Float[np.ndarray, "n 2"]) -> tuple[float, float]:
-    """Returns alpha and beta of a label's prior from its prompts' counts (right, judged), by the
-    moments of the Beta-binomial distribution. The prior's variance is v = m (1 - m) / (c + 1), and
-    that of the rates of k samples v + (m (1 - m) - v) / k. Discounted counts are taken as k; one
-    sample each shows nothing of the spread.
-    """
-    right, judged = counts.T
-    mean = float((right.sum() + 1) / (judged.sum() + 2))  # never 0 or 1
-    concentration = UNIFORM
-    if len(counts) >= MEASURED and judged.max() > 1:
-        widest, share = mean * (1 - mean), float(np.mean(1 / judged))
-        spread = float(np.mean((right / judged - mean) ** 2)) - widest * share
-        ratio = widest * (1 - share) / max(spread, 1e-9) - 1
-        concentration = float(np.clip(ratio, *CONCENTRATION))
-    return concentration * mean, concentration * (1 - mean)

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from compass_jax.config import RewardConfig, SelectionConfig
 from compass_jax.config.curriculum import WHOLE_RUN, Stage
 from compass_jax.data.difficulty import Measured, PassRates
+from compass_jax.data.predictors.inputs import Prediction
 from compass_jax.data.selection import (
     EARLIER,
     BandSelector,
@@ -14,6 +15,7 @@ from compass_jax.data.selection import (
     PromptSelector,
     StreakSelector,
 )
+from compass_jax.records import Prompt
 
 
 def prompt_selector(
@@ -23,8 +25,12 @@ def prompt_selector(
     seed: int,
     stage: Stage = WHOLE_RUN,
     measured: Iterable[Measured] = (),
+    prompts: Iterable[Prompt] = (),
+    prediction: Prediction | None = None,
 ) -> PromptSelector:
-    """Returns the configured selector. `measured` are pass rates from before the run."""
+    """Returns the configured selector. `measured` are pass rates from before the run; the last two
+    arguments are those of PosteriorSelector.
+    """
     if stage.mix is not None:
         return BandSelector(stage, PassRates(rewards, EARLIER, measured), seed)
     if config.select:
@@ -32,7 +38,7 @@ def prompt_selector(
     if config.posterior:
         from compass_jax.data.posterior import PosteriorSelector
 
-        return PosteriorSelector(config, rewards, seed, measured)
+        return PosteriorSelector(config, rewards, seed, measured, prompts, prediction)
     if config.curriculum:
         return CurriculumSelector(group_size, PassRates(rewards, 0.0, measured), seed)
     return PromptSelector(seed)

@@ -4,14 +4,18 @@ its newest checkpoint.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+
+import numpy as np
+from jaxtyping import Float
 
 from compass_jax.aliases import Tree
 from compass_jax.config import RunConfig
 from compass_jax.config.curriculum import at_step, stage_at
 from compass_jax.data.difficulty import label_of
 from compass_jax.data.keep import kept_prompts
+from compass_jax.data.predictors.inputs import PredictorInputs
 from compass_jax.data.prompts import evaluation_sets, fitting, train_prompts
 from compass_jax.data.selectors import prompt_selector
 from compass_jax.data.stream import PromptStream
@@ -22,6 +26,7 @@ from compass_jax.experience.history import PromptHistory
 from compass_jax.memory import check_drafts, check_held_groups
 from compass_jax.model.params import training_layout
 from compass_jax.model.transformer import Transformer
+from compass_jax.records import Prompt
 from compass_jax.rewards.joined import AnyScorer, check_rows
 from compass_jax.rollout.draft_engine import engine_for
 from compass_jax.rollout.engine_api import RolloutEngine
@@ -45,6 +50,7 @@ from compass_jax.training.loop import RLTrainer
 from compass_jax.training.own_engine import OpenEngine, check_own_engine, check_samplers
 from compass_jax.training.own_judge import PolicyJudge
 from compass_jax.training.parts import Parts, Prompts
+from compass_jax.training.prompt_states import prompt_states
 from compass_jax.training.saved import SavedRun, Stateful
 from compass_jax.weights.checkpoint import Checkpoints
 from compass_jax.weights.start import first_parameters, vocab_rows
@@ -82,6 +88,7 @@ class Building:
         self.scorer, self.run_state, self.telemetry = scorer, run_state, telemetry
         self.printed, self.pool, self.transport = printed, pool, transport
         self.open_engine = open_engine
+        self.made: RLTrainer  # by `trainer`
 
     def trainer(self) -> RLTrainer:
         """Returns a trainer that continues the run from its newest checkpoint, to the end of its
@@ -138,7 +145,16 @@ class Building:
             saved,
             hooks,
         )
-        return RLTrainer(self.stage, self.done, parts, self.telemetry, self.run_state)
+        self.made = RLTrainer(self.stage, self.done, parts, self.telemetry, self.run_state)
+        return self.made
+
+    def _states(self, prompts: Sequence[Prompt]) -> Float[np.ndarray, "n h"]:
+        learner = self.made.learner
+        buckets = self.config.rollout.prompt_buckets
+        return prompt_states(learner.model, learner.params, prompts, buckets)
+
+    def _version(self) -> int:
+        return self.made.learner.version
 
     def _engine(self, rollout: Placement | None) -> RolloutEngine:
         """Returns the engine of this process's devices, that of the samplers, or the caller's."""
@@ -180,6 +196,10 @@ class Building:
             config.seed,
             self.stage,
             measured,
+            prompts,
+            self.rl.predictor.start(
+                PredictorInputs(prompts, config.seed, self._states, self._version)
+            ),
         )
         selector.tell = tell
         stream = PromptStream(prompts, config.seed, repeats)

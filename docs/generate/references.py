@@ -74,6 +74,18 @@ API = {
             "experience.step_policies.screening",
         ),
     ),
+    "predictor": (
+        "A predictor says which pass rate a prompt has that was never sampled"
+        " ([how to write one](../howto/predictor.md)).",
+        (
+            "config.predictor",
+            "data.predictors.inputs",
+            "data.predictors.label",
+            "data.predictors.regression",
+            "data.predictors.text",
+            "data.predictors.state",
+        ),
+    ),
     "tasks": (
         "What is learnt: prompts, and how an answer to one is judged.",
         ("tasks.task", "config.verifiers", "library", "run"),

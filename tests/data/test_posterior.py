@@ -8,7 +8,8 @@ import pytest
 
 from compass_jax.config import ConfigError, RewardConfig, ZeroVarianceConfig
 from compass_jax.data.difficulty import Measured
-from compass_jax.data.posterior import PosteriorSelector, coverage, fit_prior
+from compass_jax.data.posterior import PosteriorSelector, coverage
+from compass_jax.data.predictors.label import fit_prior
 from compass_jax.data.selectors import prompt_selector
 from compass_jax.data.stream import PromptStream
 from compass_jax.records import Outcome, Prompt
@@ -25,9 +26,14 @@ def outcome(right, samples):
     return Outcome(samples, float(right), 40, kind, samples)
 
 
-def selector(seed=0, **changes):
+def selector(seed=0, pool=(), **changes):
     config = ZeroVarianceConfig(posterior=True, **changes)
-    return PosteriorSelector(config, REWARDS, seed)
+    return PosteriorSelector(config, REWARDS, seed, prompts=pool)
+
+
+def prior_of(chosen, prompt):
+    chosen.posterior(prompt)  # fits what was added
+    return tuple(chosen.prediction.priors([prompt])[0])
 
 
 def test_the_posterior_is_the_discounted_recursion():
@@ -36,7 +42,7 @@ def test_the_posterior_is_the_discounted_recursion():
     groups = [(3, 4), (0, 4), (8, 8)]
     for right, samples in groups:
         chosen.update([(one, outcome(right, samples))], 0.0)
-    alpha_0, beta_0 = chosen.prior(one)
+    alpha_0, beta_0 = prior_of(chosen, one)
     alpha, beta = alpha_0, beta_0
     for right, samples in groups:
         alpha = discount * alpha + (1 - discount) * alpha_0 + right
@@ -49,10 +55,10 @@ def test_rewards_count_on_their_scale_and_groups_without_a_verdict_do_not():
     one, other = prompts(2)
     chosen = PosteriorSelector(config, RewardConfig(right_at=1.0, wrong_at=-1.0), 0)
     chosen.update([(one, Outcome(4, 2.0, 40, "", 4)), (other, Outcome(0, 0.0, 40, "", 4))], 0.0)
-    alpha_0, beta_0 = chosen.prior(one)
+    alpha_0, beta_0 = prior_of(chosen, one)
     # 0.5 is 3/4 of the way from -1 to 1
     assert chosen.posterior(one) == pytest.approx((alpha_0 + 3, beta_0 + 1))
-    assert chosen.posterior(other) == chosen.prior(other)
+    assert chosen.posterior(other) == prior_of(chosen, other)
 
 
 def test_an_unseen_prompt_is_predicted_by_its_label():
@@ -82,7 +88,7 @@ def test_a_prompt_measured_without_a_verdict_shows_nothing():
     config = ZeroVarianceConfig(posterior=True)
     with_unknown = [*measured, Measured(pool[12], 0.0, 0.0)]
     priors = [
-        PosteriorSelector(config, REWARDS, 0, rows).prior(pool[15])
+        prior_of(PosteriorSelector(config, REWARDS, 0, rows), pool[15])
         for rows in (measured, with_unknown)
     ]
     assert priors[0] == priors[1] and np.isfinite(priors[1]).all()
@@ -162,7 +168,7 @@ def test_an_outcome_far_from_the_prediction_is_not_covered():
 def test_choices_are_the_same_after_a_restart():
     rates = np.random.default_rng(5).random(40)
     chosen, pool, _ = run(3, rates, steps=5)
-    restored = selector(3)
+    restored = selector(3, pool)
     restored.restore(json.loads(json.dumps(chosen.state())))
     streams = [PromptStream(pool, 3) for _ in range(2)]
     first, second = (x.next_batch(s, 6) for x, s in zip((chosen, restored), streams, strict=True))

@@ -24,6 +24,7 @@ from dataclasses import replace
 
 from compass_jax.records import stable_id
 from compass_jax.rewards import judging
+from compass_jax.data.predictors.state import State
 from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.config import (

@@ -127,6 +127,13 @@ VARIANTS = {
         ),
         "mesh=MeshConfig(fsdp=4, expert=2)",
     ),
+    "state": (
+        (
+            "predictor=State(features=16, refresh=2),"
+            " zero_variance=ZeroVarianceConfig(posterior=True)"
+        ),
+        "mesh=MeshConfig(fsdp=4, expert=2)",
+    ),
     "replay": (
         (
             "group_size=2, hooks=(GroupReplay(groups=4, max_age=2, max_route_age=1),),"

@@ -53,6 +53,7 @@ QUICK = [
     case("stages", stop_after_step, 2, 2),  # between two stages
     case("posterior", stop_after_step, 1, 1),
     case("posterior", stop_at_sample, 19, 1, 4, CLOSE),
+    case("state", kill_after_step, 2, 1),
     case("screening", stop_at_sample, 17, 1, 4, CLOSE),  # step 2, before all first samples are done
     # The second rollout is finished while step 1 trains, and is saved with it.
     case("one step off", stop_after_step, 1, 1, 4),
@@ -69,6 +70,7 @@ SLOW = [
     case("plain", stop_in, ("apply", 1), 1),
     case("plain", stop_after_step, 1, 1, save_every=0),
     case("dynamic", stop_at_sample, 3, 0, 8, CLOSE),
+    case("state", stop_at_sample, 19, 1, 4, CLOSE),
     case("stages", stop_after_step, 1, 1),
     case("stages", stop_after_step, 3, 3),
     # Step 2 ends a stage, with samples 17 to 32; step 3 begins one, with samples 33 to 56.

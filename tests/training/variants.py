@@ -18,6 +18,7 @@ from compass_jax.config import (
     ZeroVarianceConfig,
     named_correction,
 )
+from compass_jax.data.predictors.state import State
 from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.rl.objectives.gspo import Gspo
 from compass_jax.rollout.collect import Collection
@@ -45,6 +46,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "dynamic": ("seldom", {"group_size": 2, "zero_variance": DYNAMIC}),
     "stages": ("seldom", {"steps": 4, "stages": STAGES, "updates_per_rollout": 2}),
     "posterior": ("coin", {"zero_variance": ZeroVarianceConfig(rl_zvp=True, posterior=True)}),
+    "state": (
+        "coin",
+        {"zero_variance": ZeroVarianceConfig(posterior=True), "predictor": State(16, refresh=2)},
+    ),
     "screening": ("coin", {"step_policy": SCREENING}),
     "one step off, screening": (
         "coin",

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-HOWTO = Path(__file__).parents[2] / "docs" / "howto"
+HOWTO = Path(__file__).parents[1] / "docs" / "howto"
 
 
 def write_code(page: str, name: str, folder: Path) -> Path:
