@@ -1,5 +1,5 @@
 """Experiment: how ESPO's alpha clips on vocabularies of 512, 8,192 and 32,768 and on two model
-sizes (`compass calibrate-alpha` for each).
+sizes (benchmarks/calibrate_alpha.py for each).
 
     python -m benchmarks.alpha [--out runs/alpha] [--seed 0] [--smoke]
 
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import experiments, rl_runs
+from benchmarks.calibrate_alpha import ALPHAS, run_calibration
 from compass_jax.allocator import tune_allocator
-from compass_jax.commands.calibrate import ALPHAS, run_calibration
 from compass_jax.config import RunConfig
 from compass_jax.runs.rundir import write_atomically
 from compass_jax.training.sft import run_sft

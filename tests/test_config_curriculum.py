@@ -8,7 +8,6 @@ from evolve import evolve
 from tiny_run import tiny_run
 from worded import override
 
-from compass_jax.commands.calibrate import run_calibration
 from compass_jax.config import ConfigError, RLStage, ZeroVarianceConfig
 from compass_jax.config.curriculum import Stage, at_step, largest_stage, stage_at
 from compass_jax.config.io import config_from_json, config_to_json, differences
@@ -142,9 +141,3 @@ def test_stages_are_written_and_read_and_set_on_the_command_line():
 def test_stages_that_cannot_be_are_refused_by_name(stages, rl, words):
     with pytest.raises(ConfigError, match=words):
         config_with(stages, **rl).validate_for_rl()
-
-
-def test_alpha_is_calibrated_for_the_first_stage(tmp_path):
-    config = config_with((RLStage(objective=Gspo()), RLStage(1)), updates_per_rollout=2)
-    with pytest.raises(ConfigError, match="alpha belongs to espo"):
-        run_calibration(config, "weights", str(tmp_path / "out"))

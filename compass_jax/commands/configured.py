@@ -306,7 +306,7 @@ def rewards(words: Sequence[str]) -> str | dict[str, float]:
 
 # ---- the command ---------------------------------------------------------------------------------
 
-FOR_RL = ("train", "train-judge", "plan", "calibrate-alpha")
+FOR_RL = ("train", "train-judge", "plan")
 STAGES = {"sft": "sft", "train": "rl"}  # the directory of each command under runs/NAME
 REQUIRED = {
     "topology": "--topology NAME is missing: for which TPUs? For example v5p:4x4x4",

@@ -164,14 +164,6 @@ class Eval(OfCheckpoint):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CalibrateAlpha(OfCheckpoint):
-    """Options of `compass calibrate-alpha`."""
-
-    target_clip: float = 0.15
-    """Target clip fraction: the share of clipped tokens for which an alpha is suggested."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Filter(OfCheckpoint):
     """Options of `compass filter`."""
 

@@ -78,7 +78,6 @@ GROUPS = {
     "configuration": {
         "init": "write a commented configuration for a model and data",
         "plan": "compile a step for absent TPUs: memory, collectives, fixes",
-        "calibrate-alpha": "measure ESPO's clip fraction against alpha",
     },
 }
 BY_NAME = {name: Command(name, text) for group in GROUPS.values() for name, text in group.items()}

@@ -103,17 +103,6 @@ def evaluate(options: commands.Eval, config: RunConfig) -> int:
     return STRICT if options.strict and warning else 0
 
 
-def calibrate_alpha(options: commands.CalibrateAlpha, config: RunConfig) -> int:
-    """Measures ESPO's clip fraction against alpha."""
-    from compass_jax.commands.calibrate import run_calibration
-
-    try:
-        run_calibration(config, options.checkpoint, options.out, target=options.target_clip)
-    except SystemExit as stop:  # on request; other processes wait for this one to leave
-        return int(stop.code or 0)
-    return 0
-
-
 def filter_prompts(options: commands.Filter, config: RunConfig) -> int:
     """Estimates pass rates and selects prompts."""
     from compass_jax.pipeline.offline_filter import Bounds, run_filter

@@ -305,10 +305,3 @@ class RLTrainer:
             return metrics and {**metrics, **selector.metrics()}
 
         return run
-
-    def first_rollout(self) -> StepArrays | None:
-        """Runs the next step's rollout without training on it, for compass calibrate-alpha; None
-        where a stop came first.
-        """
-        collected = self._rollout(self.done_steps + 1, self._stopped)()
-        return None if collected is None else self._assemble(self.buffer.step_groups(), {})

@@ -242,26 +242,6 @@ def backward(
     return pull(model, params, pullback, cotangents), diagnostics
 
 
-@partial(jax.jit, static_argnames=("objective", "vocab_size"))
-def objective_diagnostics(
-    logp: Float[Array, "b t"], batch: UpdateBatch, objective: Objective, vocab_size: int
-) -> Diagnostics:
-    """Returns an objective's diagnostics of one micro-batch whose current log-probs are `logp`."""
-    return policy_objective(
-        logp,
-        batch.old_logp,
-        batch.old_entropy,
-        batch.advantage,
-        batch.weight,
-        objective,
-        mask=batch.mask,
-        entropy_group=batch.entropy_group,
-        ref_logp=batch.ref_logp,
-        kl_weight=batch.kl_weight,
-        vocab_size=vocab_size,
-    )[1]
-
-
 @partial(jax.jit, static_argnames=("objective", "shape", "columns"))
 def _objective_gradient(
     logp,

@@ -30,7 +30,7 @@ BLOCKS = [
 ]
 SETTINGS = set(re.findall(r"^\| `([\w.]+)`", (GENERATED / "configuration.md").read_text(), re.M))
 RUN = sorted({b.page for b in BLOCKS if not b.need})
-OPENED = ("train", "sft", "eval", "filter", "calibrate-alpha", "plan")
+OPENED = ("train", "sft", "eval", "filter", "plan")
 # settings that make the training short
 FAST = {
     "rl.steps": 2,

@@ -111,8 +111,8 @@ def write_config(folder: Path, rl: str = "", run: str = "") -> Path:
 
 
 class Job:
-    """A command in `count` processes that have eight devices together. The output of a process is
-    in `folder`/log_<number>.txt.
+    """A command, or a module with a main function, in `count` processes that have eight devices
+    together. The output of a process is in `folder`/log_<number>.txt.
     """
 
     def __init__(
@@ -121,6 +121,7 @@ class Job:
         count: int,
         *options: str,
         command: str = "train",
+        module: str = "",
         rl: str = "",
         run: str = "",
     ):
@@ -129,7 +130,8 @@ class Job:
             folder / "run",
             [folder / f"log_{number}.txt" for number in range(count)],
         )
-        arguments = [command, str(file), "--run-dir", str(self.directory), *options]
+        arguments = [module] if module else ["compass_jax", command]
+        arguments += [str(file), "--run-dir", str(self.directory), *options]
         port, self.processes = free_port(), []
         for number, path in enumerate(self.logs):
             cluster_variables = {
@@ -139,7 +141,7 @@ class Job:
             }
             variables = environment(8 // count) | (cluster_variables if count > 1 else {})
             with path.open("wb") as log:
-                command_line = [sys.executable, "-m", "compass_jax", *arguments]
+                command_line = [sys.executable, "-m", *arguments]
                 self.processes.append(
                     subprocess.Popen(
                         command_line, env=variables, stdout=log, stderr=log, cwd=TESTS.parent

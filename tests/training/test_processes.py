@@ -319,8 +319,9 @@ def test_alpha_is_calibrated_in_two_processes_as_in_one(tmp_path):
         folder.mkdir()
         out = folder / "alpha"
         options = ("--checkpoint", str(start), "--out", str(out), "--rl.objective", "espo")
+        module = "benchmarks.calibrate_alpha"
         settings = "rl=replace(config.rl, updates_per_rollout=2)"
-        with Job(folder, count, *MESH, *options, command="calibrate-alpha", run=settings) as job:
+        with Job(folder, count, *MESH, *options, module=module, run=settings) as job:
             job.finish()
         assert "clip" in job.log(0) and (count == 1 or "clip" not in job.log(1))
         assert [path.name for path in out.iterdir()] == ["alpha.json"]

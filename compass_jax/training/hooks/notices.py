@@ -261,7 +261,7 @@ class Notices(Hook):
             "floor",
             f"about {share:.0%} of the tokens have ESPO's narrowest clip range, rl.objective.floor"
             f" = {floor:g}: their entropy is low. The floor is this project's number, not the"
-            " paper's; what other values do is measured by compass calibrate-alpha",
+            " paper's; what other values do is measured by benchmarks/calibrate_alpha.py",
         )
 
     def print_of_kind(self, kind: str, text: str) -> None:

@@ -1,5 +1,5 @@
-"""compass calibrate-alpha: it measures the numbers that a training step reports, wider ranges clip
-less, and the suggestion is checked by hand.
+"""benchmarks/calibrate_alpha.py: it measures the numbers that a training step reports, wider ranges
+clip less, and the suggestion is checked by hand.
 """
 
 import dataclasses
@@ -8,8 +8,8 @@ import json
 import pytest
 from tiny_run import tiny_run
 
-from compass_jax.commands.calibrate import out_of_range, run_calibration, suggest
-from compass_jax.config import ConfigError
+from benchmarks.calibrate_alpha import main, out_of_range, run_calibration, suggest
+from compass_jax.config import ConfigError, RLStage
 from compass_jax.rl.objectives.gspo import Gspo
 from compass_jax.training.rl import run_rl
 from compass_jax.training.sft import run_sft
@@ -78,7 +78,23 @@ def test_what_cannot_be_calibrated_is_refused(trained, tmp_path):
 
     with pytest.raises(ConfigError, match="alpha belongs to espo"):
         run_calibration(with_rl(objective=Gspo()), start, str(tmp_path))
+    with pytest.raises(ConfigError, match="alpha belongs to espo"):  # of the first stage
+        stages = RLStage(objective=Gspo()), RLStage(1)
+        run_calibration(with_rl(stages=stages, steps=2), start, str(tmp_path))
     with pytest.raises(ConfigError, match="a first update is on policy"):
         run_calibration(with_rl(updates_per_rollout=1), start, str(tmp_path))
     with pytest.raises(ConfigError, match=r"--target-clip 1\.5"):
         run_calibration(config, start, str(tmp_path), target=1.5)
+
+
+def test_a_command_line_is_refused_in_a_line(tmp_path, capsys):
+    words = ["tiny_reasoning_cpu", "--checkpoint", "absent", "--out", str(tmp_path / "out")]
+    refused = {
+        ("--rl.objective", "gspo"): "rl.objective: alpha belongs to espo without fixed_clip",
+        ("--target-clip", "2"): "--target-clip 2.0: must be in (0, 1)",
+        ("--rl.objektive", "gspo"): "rl.objektive",
+    }
+    for settings, message in refused.items():
+        with pytest.raises(SystemExit) as end:
+            main([*words, "--rl.updates-per-rollout", "2", *settings])
+        assert end.value.code == 2 and message in capsys.readouterr().err

@@ -1,6 +1,9 @@
 """Clip fraction and clip range of ESPO against alpha, on one recorded rollout of a given model.
 
-    compass calibrate-alpha CONFIG --checkpoint DIR --out DIR [--target-clip 0.15]
+    python -m benchmarks.calibrate_alpha CONFIG --checkpoint DIR --out DIR [--target-clip 0.15]
+        [--rl.objective espo ...]
+
+Other options are settings, as of `compass train`.
 
 The first update after a rollout clips nothing (its ratio is 1), so the numbers are those of the
 updates after it: set rl.updates_per_rollout as in the planned run. The suggested alpha is the one
@@ -12,37 +15,47 @@ is above or below. The default target is about GSPO's own clip fraction (arXiv 2
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import math
+import sys
 import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
 import jax
+from jaxtyping import Array, Float
 from rich.console import Console
 
 from compass_jax.aliases import JsonObject
-from compass_jax.config import ConfigError, Objective, RunConfig, ScoredConfig
+from compass_jax.allocator import tune_allocator
+from compass_jax.commands.configured import load_config
+from compass_jax.config import ConfigError, Objective, RunConfig, ScoredConfig, apply
 from compass_jax.config.curriculum import at_step
 from compass_jax.config.io import flatten
+from compass_jax.config.words import read_arguments
 from compass_jax.distributed import (
     in_main_process,
     is_main_process,
+    processes,
     require_equal_across_processes,
 )
+from compass_jax.errors import CompassError
 from compass_jax.records import StepArrays
 from compass_jax.report import summary_table
 from compass_jax.rewards.detect import notice
 from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_diagnostics
 from compass_jax.rl.objectives.espo import Espo
+from compass_jax.rl.policy import policy_objective
 from compass_jax.runs.rundir import NewFolderLock, write_atomically
 from compass_jax.runs.telemetry import Telemetry
 from compass_jax.session import RunState, open_scorer
-from compass_jax.training import step
 from compass_jax.training.building import Building
 from compass_jax.training.learner import Learner
+from compass_jax.training.loop import RLTrainer
+from compass_jax.training.step import UpdateBatch, score
 
 # column titles; entropy groups are numbered
 _SHORT = {"clip_frac": "clip", "ratio_dev_max": "|r-1|", "epsilon": "eps", "floor_frac": "floor"}
@@ -124,12 +137,38 @@ def _measure(
     ):
         telemetry.note(notice(scored.rewards.sandbox))
         trainer = building(scorer, stop, telemetry).trainer()
-        arrays = trainer.first_rollout()
+        arrays = rollout(trainer)
         diagnostics = [] if arrays is None else probe(trainer.learner, arrays, objectives)[1:]
         if stop.interrupted:
             telemetry.note("stopped on request; there is nothing to save")
             raise SystemExit(stop.status)
         return diagnostics, trainer.learner.model.columns
+
+
+def rollout(trainer: RLTrainer) -> StepArrays | None:
+    """Runs the trainer's next rollout without training on it; returns None if a stop came first."""
+    collected = trainer._rollout(trainer.done_steps + 1, trainer._stopped)()
+    return None if collected is None else trainer._assemble(trainer.buffer.step_groups(), {})
+
+
+@partial(jax.jit, static_argnames=("objective", "vocab_size"))
+def objective_diagnostics(
+    logp: Float[Array, "b t"], batch: UpdateBatch, objective: Objective, vocab_size: int
+) -> Diagnostics:
+    """Returns an objective's diagnostics of one micro-batch whose current log-probs are `logp`."""
+    return policy_objective(
+        logp,
+        batch.old_logp,
+        batch.old_entropy,
+        batch.advantage,
+        batch.weight,
+        objective,
+        mask=batch.mask,
+        entropy_group=batch.entropy_group,
+        ref_logp=batch.ref_logp,
+        kl_weight=batch.kl_weight,
+        vocab_size=vocab_size,
+    )[1]
 
 
 def probe(
@@ -146,7 +185,7 @@ def probe(
         prepared, _ = learner.prepare(scored, rows)
         parts: list[list[Diagnostics]] = [[] for _ in objectives]
         for batch in learner.batches(scored, rows, prepared):
-            logp, *_ = step.score(
+            logp, *_ = score(
                 learner.model,
                 learner.params,
                 batch.tokens,
@@ -155,10 +194,7 @@ def probe(
                 temperature=temperature,
             )
             for part, objective in zip(parts, objectives, strict=True):
-                diagnostics = step.objective_diagnostics(
-                    logp, batch, objective, learner.model.columns
-                )
-                part.append(diagnostics)
+                part.append(objective_diagnostics(logp, batch, objective, learner.model.columns))
         merged = jax.device_get([finalize_diagnostics(merge_diagnostics(part)) for part in parts])
         out.append([{name: float(x) for name, x in one.items()} for one in merged])
         learner.update(scored, rows)
@@ -229,3 +265,29 @@ def out_of_range(alphas: Sequence[float], clip_fracs: Sequence[float], target: f
         f" lies {side} the {min(clip_fracs):.3g} to {max(clip_fracs):.3g} that were measured;"
         f" {remedy} --target-clip"
     )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Calibrates by a command line; returns the exit status, that of a stop on request too."""
+    if argv is None:
+        tune_allocator()
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("config", metavar="CONFIG")
+    parser.add_argument("--checkpoint", required=True, metavar="DIR", help="weights")
+    parser.add_argument("--out", required=True, metavar="DIR", help="new folder for the results")
+    parser.add_argument("--target-clip", type=float, default=0.15, help="default: %(default)s")
+    args, settings = parser.parse_known_args(argv)
+    try:
+        config = apply(load_config(args.config), read_arguments(settings)).validate_for_rl()
+        with processes():
+            try:
+                run_calibration(config, args.checkpoint, args.out, target=args.target_clip)
+            except SystemExit as stop:  # on request; other processes wait for this one to leave
+                return int(stop.code or 0)
+    except CompassError as error:
+        parser.exit(error.exit_status, f"{parser.prog}: {error}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
