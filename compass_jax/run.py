@@ -108,10 +108,10 @@ class Run(Mapping[str, Any]):
         return [group for group in groups if group["step"] == step]
 
     def report(self, out: str | os.PathLike = "") -> Path:
-        """Prints the run's table, draws its curves, writes its page, and returns the page's path:
-        `out`, or report.html in the run's directory.
+        """Prints the run's table, writes its page, and returns the page's path: `out`, or
+        report.html in the run's directory.
         """
-        return run_report([self.directory], str(out))[-1]
+        return run_report([self.directory], str(out))
 
     def export(self, folder: str | os.PathLike) -> Path:
         """Writes the newest checkpoint as a new Hugging Face folder and returns its path."""

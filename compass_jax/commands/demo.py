@@ -104,7 +104,7 @@ def _run(folder: Path, seed: int, quick: Quick | None) -> JsonObject:
             highlight=False,
         )
     console.rule("results")
-    page = run_report([rl.directory, baseline.directory], console=Console(quiet=True))[-1]
+    page = run_report([rl.directory, baseline.directory], console=Console(quiet=True))
     seconds = before + time.perf_counter() - started
     comparison = against_grpo(rl.directory, baseline.directory, first, last, trained["evaluation"])
     summary = summarise(first, last, seconds, exported, Path(rl.directory))

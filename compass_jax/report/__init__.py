@@ -1,18 +1,16 @@
-"""The report of a run: a table, a picture of its curves, and a page."""
+"""The report of a run: a table and a page."""
 
 from __future__ import annotations
 
 from compass_jax.report.command import run_report, watch_report
-from compass_jax.report.curves import plot_curves, run_rows, smooth, summary_table
 from compass_jax.report.metrics import ReportError, read_metrics
+from compass_jax.report.table import run_rows, summary_table
 
 __all__ = [
     "ReportError",
-    "plot_curves",
     "read_metrics",
     "run_report",
     "run_rows",
-    "smooth",
     "summary_table",
     "watch_report",
 ]

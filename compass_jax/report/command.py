@@ -1,4 +1,4 @@
-"""`compass report`: the table and the picture of each run, and one page of all runs."""
+"""`compass report`: the table of each run, and one page of all runs."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from compass_jax.report.curves import plot_curves, run_rows, summary_table, without_verdict
 from compass_jax.report.embed import page
 from compass_jax.report.metrics import ReportError, Series, read_stages
 from compass_jax.report.page_data import page_data
+from compass_jax.report.table import run_rows, summary_table, without_verdict
 from compass_jax.runs.logfile import replaced
-from compass_jax.runs.metric_table import panels_of
 from compass_jax.runs.rundir import is_locked
 
 WATCH_S = 20.0  # interval of `watch_report`
@@ -26,9 +25,9 @@ class NotStarted(ReportError):
 
 def run_report(
     runs: Sequence[str | os.PathLike], out: str = "", console: Console | None = None
-) -> list[Path]:
-    """Prints the table of each stage of each run, draws its curves, and writes one page of all runs
-    to `out`. Returns the files, the page last.
+) -> Path:
+    """Prints the table of each stage of each run, writes one page of all runs to `out`, and returns
+    its path.
 
     An empty `out` means report.html in the run's folder, or report_compared.html in the first of
     several. Raises ReportError if a folder has no run, or a log is damaged.
@@ -36,12 +35,11 @@ def run_report(
     console = console or Console()
     folders = list(dict.fromkeys(Path(run) for run in runs))
     runs_by_folder = {folder: _stages(folder) for folder in folders}
-    pictures = [
-        x for folder, stages in runs_by_folder.items() for x in _tables(folder, stages, console)
-    ]
+    for folder, stages in runs_by_folder.items():
+        _print_tables(folder, stages, console)
     path = write_page(runs_by_folder, out)
     console.print(f"page: {path}", highlight=False, soft_wrap=True)
-    return [*pictures, path]
+    return path
 
 
 def watch_report(
@@ -50,7 +48,7 @@ def watch_report(
     every_s: float = WATCH_S,
     console: Console | None = None,
     sleep: Callable[[float], None] = time.sleep,
-) -> list[Path]:
+) -> Path:
     """Rewrites the page of the runs every `every_s` seconds while a process writes to one of them,
     then returns the result of `run_report`.
 
@@ -108,23 +106,12 @@ def _stages(folder: Path) -> dict[str, Series]:
     return stages
 
 
-def _tables(folder: Path, stages: dict[str, Series], console: Console) -> list[Path]:
-    """Prints the tables of a run and draws its curves; returns the pictures."""
-    pictures = []
+def _print_tables(folder: Path, stages: dict[str, Series], console: Console) -> None:
     for stage, series in stages.items():
         if rows := run_rows(series):
             console.print(summary_table(rows, title=f"{folder}: {stage}"))
         if lost := without_verdict(series):
             console.print(lost, highlight=False, soft_wrap=True)
-        if panels_of(series):
-            pictures.append(folder / f"curves_{stage}.png")
-            line = str(pictures[-1])
-            try:
-                plot_curves(folder / "metrics.jsonl", pictures[-1], stage)
-            except OSError as error:  # the page may be in another folder
-                line = f"{pictures.pop()} cannot be written: {error.strerror or error}"
-            console.print(f"curves: {line}", highlight=False, soft_wrap=True)
-    return pictures
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -1,5 +1,5 @@
 """The table of the metrics: one sentence and a unit for every name that a run logs, and the panels
-in which the report's page and the pictures of the curves draw them.
+in which the report's page draws them.
 
 A part in angle brackets stands for a name from the run: a task's label, a component of a verifier.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 from typing import NamedTuple
-
-from compass_jax.aliases import JsonMapping
 
 
 class Metric(NamedTuple):
@@ -20,9 +18,7 @@ class Metric(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of a panel. `colour`: blue, orange, green, red, sky, grey or purple; the picture and
-    the page each define its value.
-    """
+    """A line of a panel. `colour`: one of report/web/page.css, such as blue."""
 
     metric: str
     label: str
@@ -347,9 +343,3 @@ def metric_help(name: str) -> Metric | None:
 def _fits(shape: str, name: str) -> bool:
     pattern = re.escape(shape).replace("<i>", r"\d+").replace("<set>", "[^/]+")
     return re.fullmatch(re.sub(r"<[a-z]+>", ".+", pattern), name) is not None
-
-
-def panels_of(series: JsonMapping) -> list[Panel]:
-    """Returns the panels that have a logged metric."""
-    panels = (panel for section in PANELS.values() for panel in section)
-    return [panel for panel in panels if any(line.metric in series for line in panel.lines)]

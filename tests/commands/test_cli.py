@@ -227,7 +227,7 @@ def test_report_reads_a_run(tmp_path, capsys):
     line = {"stage": "rl", "step": 1, "metrics": {"reward/mean": 0.25}}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
     assert cli.main(["report", str(tmp_path)]) == 0
-    assert "0.250" in capsys.readouterr().out and (tmp_path / "curves_rl.png").stat().st_size > 5000
+    assert "0.250" in capsys.readouterr().out and (tmp_path / "report.html").stat().st_size > 5000
 
 
 @pytest.mark.parametrize(

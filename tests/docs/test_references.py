@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from compass_jax.report.curves import COLOURS
 from compass_jax.runs.metric_table import METRICS, PANELS, metric_help
 
 ROOT = Path(__file__).parents[2]
@@ -103,4 +102,5 @@ def test_each_panel_draws_described_metrics_in_known_colours_and_scales():
     assert {panel.scale for panel in panels} == {"linear", "log", "share", "stacked", "time"}
     lines = [line for panel in panels for line in panel.lines]
     assert [line for line in lines if metric_help(line.metric) is None] == []
-    assert {line.colour for line in lines} <= set(COLOURS)
+    style = (ROOT / "compass_jax" / "report" / "web" / "page.css").read_text()
+    assert {line.colour for line in lines} <= set(re.findall(r"--(\w+):", style))

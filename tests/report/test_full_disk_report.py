@@ -31,8 +31,6 @@ def test_a_report_leaves_no_temporary_file(run, tmp_path, monkeypatch, capsys, f
     out = tmp_path / "out"
     out.mkdir()
     (out / "page.html").write_text("before")
-    picture = run / "curves_rl.png"
-    picture.write_text("before")
 
     def half(self, data):
         with open(self, "wb") as file:
@@ -47,8 +45,7 @@ def test_a_report_leaves_no_temporary_file(run, tmp_path, monkeypatch, capsys, f
     assert "page.html cannot be written: No space left on device" in capsys.readouterr().err
     assert [x.name for x in out.iterdir()] == ["page.html"]
     assert (out / "page.html").read_text() == "before"
-    assert sorted(x.name for x in run.iterdir()) == ["curves_rl.png", "metrics.jsonl"]
-    assert fails == "write" or picture.read_text() == "before"
+    assert [x.name for x in run.iterdir()] == ["metrics.jsonl"]
 
 
 def test_a_file_that_is_replaced_stays_as_it_was(tmp_path, monkeypatch):

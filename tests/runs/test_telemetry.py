@@ -18,14 +18,12 @@ from tensorboardX.proto.event_pb2 import Event
 
 from compass_jax.report import (
     ReportError,
-    plot_curves,
     read_metrics,
     run_report,
     run_rows,
-    smooth,
     summary_table,
 )
-from compass_jax.runs.metric_table import metric_help, panels_of
+from compass_jax.runs.metric_table import PANELS, metric_help
 from compass_jax.runs.progress import duration, progress_text
 from compass_jax.runs.screen import Screen
 from compass_jax.runs.telemetry import Telemetry
@@ -260,12 +258,6 @@ def test_read_metrics_and_rows(tmp_path):
         read_metrics(metrics)
 
 
-def test_smooth_is_a_centred_mean():
-    values = np.asarray([1.0, 2.0, np.nan, 6.0, 10.0])
-    np.testing.assert_allclose(smooth(values, 3), [1.5, 1.5, 4.0, 8.0, 8.0])
-    np.testing.assert_array_equal(smooth(values, 1), values)
-
-
 def test_summary_table_shows_values():
     console = Console(file=io.StringIO(), width=80)
     console.print(
@@ -286,41 +278,14 @@ def test_summary_table_shows_values():
     assert "Held out" in console.file.getvalue()
 
 
-def picture(path):
-    """Returns the image as float [height width 3]."""
-    from matplotlib.image import imread
-
-    return imread(path)[:, :, :3]
-
-
-def share_of_colour(image, colour):
-    rgb = np.asarray([int(colour[i : i + 2], 16) for i in (1, 3, 5)]) / 255
-    return float(np.mean(np.all(np.abs(image - rgb) < 0.02, axis=2)))
-
-
-def test_curves_show_what_was_logged(tmp_path):
-    metrics = fake_run(tmp_path)
-    plot_curves(metrics, tmp_path / "a.png")
-    image = picture(tmp_path / "a.png")
-    verifier, wasted = share_of_colour(image, "#0072B2"), share_of_colour(image, "#B8B8B8")
-    assert verifier > 0.02 and wasted > 0.02  # the stacked panel has two triangles
-    with Telemetry(tmp_path / "other", 2, "rl", console=Console(file=io.StringIO())) as telemetry:
-        telemetry.log(1, {"lr": 1.0})
-    plot_curves(tmp_path / "other" / "metrics.jsonl", tmp_path / "b.png")
-    # Panels without a metric are left out.
-    assert picture(tmp_path / "b.png").shape[1] < image.shape[1] / 2
-    with pytest.raises(ReportError, match="no metrics of stage 'sft'"):
-        plot_curves(metrics, tmp_path / "c.png", "sft")
-
-
 def test_run_report(tmp_path):
     fake_run(tmp_path)
     with Telemetry(tmp_path, 1, "eval", console=Console(file=io.StringIO())) as telemetry:
-        telemetry.log(1, {"eval/all/avg_at_k": 0.5})  # in neither the table nor the picture
+        telemetry.log(1, {"eval/all/avg_at_k": 0.5})  # not in the table
     console = Console(file=io.StringIO(), width=200)
-    files = [tmp_path / "curves_rl.png", tmp_path / "report.html"]
-    assert run_report([tmp_path], console=console) == files
-    assert os.path.getsize(tmp_path / "curves_rl.png") > 5000
+    assert run_report([tmp_path], console=console) == tmp_path / "report.html"
+    assert [x.name for x in tmp_path.glob("*.png")] == []
+    assert "reward" in console.file.getvalue() and "avg_at_k" not in console.file.getvalue()
     with pytest.raises(ReportError, match="not the directory of a run"):
         run_report([tmp_path / "none"])
 
@@ -329,7 +294,8 @@ def test_the_table_of_a_run_shows_groups_that_are_equal_and_neither_right_nor_wr
     series = {"groups/between_frac": (np.arange(20), np.linspace(0, 0.95, 20))}
     row = {"metric": "groups between", "first 10%": "2.5%", "last 10%": "92.5%"}
     assert run_rows(series) == [row]
-    (panel,) = panels_of(series)
+    panels = [panel for section in PANELS.values() for panel in section]
+    (panel,) = (x for x in panels if any(line.metric in series for line in x.lines))
     assert panel.title == "Groups by reward"
     between, undecided = (metric_help(f"groups/{x}_frac").text for x in ("between", "undecided"))
     assert "neither right nor wrong" in between and "fewer than two" in undecided
