@@ -19,6 +19,7 @@ from rich.console import Console
 from compass_jax.aliases import JsonMapping, JsonObject
 from compass_jax.runs.logfile import LogError, LogFile
 from compass_jax.runs.screen import Screen
+from compass_jax.trackers.board import Board
 from compass_jax.trackers.opened import open_trackers
 
 
@@ -163,7 +164,8 @@ class Telemetry:
                 raise LogError(f"{what}, where the checkpoint is: {remedy}")
             self.note(f"{what}: the run goes on without them")
         for tracker in self._trackers:
-            tracker.go_on(self._last_step)
+            if isinstance(tracker, Board):
+                tracker.go_on(self._last_step)
         self.screen.begin(self._last_step)
 
     def close(self) -> None:

@@ -4,11 +4,10 @@ waits for a tracker only at its end, for at most CLOSE_S seconds.
 
 from __future__ import annotations
 
-import json
 import math
 import queue
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -20,11 +19,10 @@ Logged = tuple[int, Mapping[str, float]]
 
 
 class Remote:
-    """A tracker that sends the steps of one stage to a service, each once and in order.
+    """A tracker that sends the steps of one stage to a service, in order.
 
-    A resumed run first sends the earlier steps that the service lacks, from metrics.jsonl. It then
-    skips the steps that the service has, because it computes the same numbers again. An error is
-    reported once, and the run continues.
+    A resumed run skips the steps that the service has, because it computes the same numbers again.
+    An error is reported once, and the run continues.
     """
 
     def __init__(
@@ -37,19 +35,19 @@ class Remote:
     ):
         self.title = service.title
         self.log_file = run_dir / "metrics.jsonl"
-        self.stage = stage
         self.tell = tell
         self._open = partial(service.open, run_dir / "trackers", stage, settings, tell)
-        self._work: queue.SimpleQueue[Iterator[Logged] | None] = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[Logged | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
-
-    def go_on(self, step: int) -> None:
-        """Resumes after `step` steps."""
-        self._put(logged(self.log_file, self.stage, step))
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Records the finite numbers of `step`."""
-        self._put(iter([(step, numbers)]))
+        if self._thread is None:
+            name = f"tracker {self.title}"
+            self._thread = threading.Thread(target=self._hand_over, name=name, daemon=True)
+            self._thread.start()
+        if self._thread.is_alive():
+            self._work.put((step, numbers))
 
     def close(self) -> None:
         """Waits until the service has all numbers, for at most CLOSE_S seconds."""
@@ -61,21 +59,12 @@ class Remote:
             self._gave_up(f"it did not take everything within {CLOSE_S:.0f} s")
         self._thread = None
 
-    def _put(self, steps: Iterator[Logged]) -> None:
-        if self._thread is None:
-            name = f"tracker {self.title}"
-            self._thread = threading.Thread(target=self._hand_over, name=name, daemon=True)
-            self._thread.start()
-        if self._thread.is_alive():
-            self._work.put(steps)
-
     def _hand_over(self) -> None:
         try:
             run, last = self._open()
-            while (steps := self._work.get()) is not None:
-                for step, numbers in steps:
-                    if step <= last:
-                        continue
+            while (logged := self._work.get()) is not None:
+                step, numbers = logged
+                if step > last:
                     finite = {name: x for name, x in numbers.items() if math.isfinite(x)}
                     run.log(finite, step=step)
                     last = step
@@ -87,20 +76,3 @@ class Remote:
         self.tell(
             f"{self.title}: {why}; the run goes on without it, and {self.log_file} has every number"
         )
-
-
-def logged(path: Path, stage: str, until: int) -> Iterator[Logged]:
-    """Yields (step, numbers) of the stage's undamaged lines in metrics.jsonl up to a step."""
-    if not path.exists():
-        return
-    with open(path, "rb") as lines:
-        for line in lines:
-            try:
-                row = json.loads(line)
-                of_stage = row["stage"] == stage
-                step, numbers = int(row["step"]), dict(row["metrics"])
-                known = {name: float(x) for name, x in numbers.items() if x is not None}
-            except (ValueError, TypeError, KeyError, RecursionError):
-                continue
-            if of_stage and step <= until:
-                yield step, known

@@ -9,11 +9,11 @@ from __future__ import annotations
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from compass_jax.aliases import Json, JsonMapping
+from compass_jax.aliases import JsonMapping
 
 PROJECT = "compass_jax"  # the default project
 START_S = 30.0
@@ -43,8 +43,9 @@ class Service(NamedTuple):
 def open_wandb(
     folder: Path, stage: str, settings: JsonMapping, tell: Callable[[str], None]
 ) -> tuple[Run, int]:
-    """Opens a run of Weights & Biases, whose files and id are in `folder`. Raises RuntimeError
-    without a login; it does not prompt for one.
+    """Opens a run of Weights & Biases, whose files and id are in `folder`. Offline, each start
+    begins a further file of the same id. Raises RuntimeError without a login; it does not prompt
+    for one.
     """
     import wandb
 
@@ -72,9 +73,8 @@ def open_wandb(
     if not run.offline:
         tell(f"Weights & Biases: {run.url}")
         return run, run.starting_step - 1 if run.resumed else 0
-    files = sorted(folder.glob(f"wandb/offline-run-*-{identifier}/run-{identifier}.wandb"))
     tell(f"Weights & Biases: offline; send it by wandb sync {folder}/wandb/offline-run-*")
-    return run, max((step for file in files for step in offline_steps(file)), default=0)
+    return run, 0
 
 
 def open_trackio(
@@ -110,32 +110,3 @@ def run_id(folder: Path, tracker: str, stage: str) -> str:
         folder.mkdir(parents=True, exist_ok=True)
         file.write_text(known + "\n")
     return known
-
-
-_BLOCK, _HEAD, _FILE_HEAD = 32 * 1024, 7, 7  # of LevelDB's log format, in bytes
-
-
-def offline_steps(file: Path) -> Iterator[int]:
-    """Yields the steps in wandb's offline file: a killed process loses its last block."""
-    for record in offline_records(file):
-        if record.HasField("history"):
-            yield record.history.step.num
-
-
-def offline_records(file: Path) -> Iterator[Json]:
-    """Yields wandb's records in a file that may be truncated."""
-    from wandb.proto.wandb_internal_pb2 import Record
-
-    data, at, record = file.read_bytes(), _FILE_HEAD, b""
-    while at + _HEAD <= len(data):
-        if (left := _BLOCK - at % _BLOCK) < _HEAD:
-            at += left
-            continue
-        size, part = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
-        piece = data[at + _HEAD : at + _HEAD + size]
-        at += _HEAD + size
-        if len(piece) < size:
-            return
-        record = piece if part in (1, 2) else record + piece
-        if part in (1, 4):
-            yield Record.FromString(record)
