@@ -28,7 +28,6 @@ from compass_jax.records import GIVEN, Rollout, SampleKey, Score
 
 logger = logging.getLogger(__name__)
 
-TextOf = Callable[[Rollout], str]
 SLOW = "the environment took longer for its {} answers than rewards.conversation_s allows"
 
 

@@ -66,7 +66,7 @@ def any_low_rank(tree: Tree) -> bool:
     return any(map(is_low_rank, jax.tree.leaves(tree, is_leaf=is_low_rank)))
 
 
-def adapter_specs(config: ModelConfig, lora: LoRAConfig, layout: Layout = "stacked") -> Tree:
+def adapter_specs(config: ModelConfig, lora: LoRAConfig) -> Tree:
     """Returns the tree of adapters as pairs of ParamSpec. Raises ConfigError for a target that the
     model does not have.
     """
@@ -85,7 +85,7 @@ def adapter_specs(config: ModelConfig, lora: LoRAConfig, layout: Layout = "stack
             spec._replace(shape=(*lead, lora.rank, columns), axes=(*axes, None, column_axis)),
         )
 
-    tree = jax.tree.map(of, param_specs(config, layout), is_leaf=is_spec)
+    tree = jax.tree.map(of, param_specs(config), is_leaf=is_spec)
     if not jax.tree.leaves(tree, is_leaf=is_spec):
         raise ConfigError(f"lora.targets = {lora.targets}: the model has none of these matrices")
     return tree

@@ -376,11 +376,9 @@ def decays(config: ModelConfig, layout: Layout) -> tuple[bool, ...]:
     return tuple(s.decays for s in jax.tree.leaves(param_specs(config, layout), is_leaf=is_spec))
 
 
-def shardings_like(
-    tree: Tree, config: ModelConfig, placement: Placement, table: dict[str, Tree] = STORE
-) -> Tree:
-    """Returns a sharding for each leaf: by `table` for parameter trees (an optimiser's state has
-    several, in either training layout), replicated for others.
+def shardings_like(tree: Tree, config: ModelConfig, placement: Placement) -> Tree:
+    """Returns a sharding for each leaf: that of storage for parameter trees (an optimiser's state
+    has several, in either training layout), replicated for others.
     """
 
     def of(part):
@@ -391,7 +389,7 @@ def shardings_like(
 
         def sharding(spec: ParamSpec, leaf: Tree):
             if getattr(leaf, "shape", None) == tuple(spec.shape):
-                return placement.param_sharding(spec.axes, table)
+                return placement.param_sharding(spec.axes, STORE)
             # An optimiser's leaf may have another shape (Adafactor's rows and columns) or be
             # absent (a masked leaf).
             return jax.tree.map(lambda _: placement.sharding(), leaf)

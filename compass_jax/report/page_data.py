@@ -34,11 +34,7 @@ CURVE_BYTES = 2_500_000  # maximum bytes of all runs' curves
 ANSWER_BYTES = 1_200_000  # maximum bytes of all runs' evaluation answers
 
 
-def page_data(
-    runs: list[tuple[Path, dict[str, Series]]],
-    now: datetime.datetime | None = None,
-    again_s: float = 0,
-) -> JsonObject:
+def page_data(runs: list[tuple[Path, dict[str, Series]]], again_s: float = 0) -> JsonObject:
     """Returns the data of a page of runs, each a folder and its stages. Groups beyond MOST_BYTES
     are left out, evenly over a run, and counted.
 
@@ -46,7 +42,7 @@ def page_data(
 
     Raises ReportError for a damaged line of a log.
     """
-    written_at = (now or datetime.datetime.now(datetime.UTC)).strftime("%Y-%m-%d %H:%M UTC")
+    written_at = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")
     stages = [
         (path, stage, series) for path, run_stages in runs for stage, series in run_stages.items()
     ]

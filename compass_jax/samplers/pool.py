@@ -40,9 +40,9 @@ class Pool:
     `note` prints a line of the run's progress.
     """
 
-    def __init__(self, config: SamplersConfig, note: Callable[[str], None] = print):
+    def __init__(self, config: SamplersConfig):
         self.config = config
-        self.note = note
+        self.note: Callable[[str], None] = print
         self.stopped: Callable[[], bool] = lambda: False  # whether this process should stop
         self._secret = frames.secret()
         self.address = parse_address(config.address, "samplers.address")

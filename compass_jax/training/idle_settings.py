@@ -22,10 +22,6 @@ from compass_jax.model.quantize import kind_for
 from compass_jax.rewards.checks import gold_places, judged_sources
 from compass_jax.rl.objectives.grpo import Grpo
 
-# steps whose lengths are collected; share of tokens that other buckets must save for a notice
-WATCHED_STEPS, MIN_SAVED_PADDING = 4, 0.05
-MIN_FLOOR_SHARE = 0.5  # share of tokens on ESPO's floor for a notice
-
 
 def idle_settings(
     rl: RLConfig, policy: PolicyConfig, scored: ScoredConfig, prompts: int, labels: int

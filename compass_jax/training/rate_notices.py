@@ -59,7 +59,6 @@ def hardly_moves(
     trained: Tree,
     lora: LoRAConfig,
     frozen: Tree | None,
-    key: str = "rl",
 ) -> str:
     """Returns a notice where all updates of a run together can change a weight by less than HARDLY
     of the weights' root mean square; empty otherwise.
@@ -79,10 +78,10 @@ def hardly_moves(
     if not size or reach >= HARDLY * size:
         return ""
     return (
-        f"{key}.optim.learning_rate = {optim.learning_rate:g}: {updates} updates change a weight by"
+        f"rl.optim.learning_rate = {optim.learning_rate:g}: {updates} updates change a weight by"
         f" {reach:.1g} at most, {reach / size:.2%} of the weights' root mean square, {size:.2g}, so"
         f" that the policy hardly changes; raise it (docs/howto/presets.md has rates by size), or"
-        f" {key}.steps"
+        " rl.steps"
     )
 
 

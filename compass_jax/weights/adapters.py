@@ -18,7 +18,6 @@ from compass_jax.sharding import fetch
 from compass_jax.weights.checkpoint import CheckpointMismatch
 
 LORA = "lora"  # key in a checkpoint's meta
-PEFT_CONFIG, PEFT_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 
 def adapter_meta(lora: LoRAConfig, init_from: str, frozen: Tree | None) -> JsonObject:
