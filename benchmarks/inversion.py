@@ -36,9 +36,9 @@ import jax
 import numpy as np
 
 from benchmarks import experiments, inversion_task, rl_runs
+from benchmarks.tokenizer_training import train_tokenizer
 from compass_jax.allocator import tune_allocator
 from compass_jax.config import EngineJudgeConfig, MoEConfig, RunConfig, ScalarJudgeConfig, apply
-from compass_jax.data.tokenizer_training import train_tokenizer
 from compass_jax.experience.evaluate import evaluate_weights
 from compass_jax.from_files import judge_config, rl_config, sft_config
 from compass_jax.model.transformer import init_params

@@ -10,7 +10,7 @@ from evolve import evolve
 from tiny_run import tiny_run
 
 from benchmarks import inversion, inversion_task
-from compass_jax.data.tokenizer_training import train_tokenizer
+from benchmarks.tokenizer_training import train_tokenizer
 from compass_jax.verifiers import judge
 
 VALUES = {"Worse": -1, "Tie": 0, "Better": 1}

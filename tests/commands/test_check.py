@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from benchmarks.tokenizer_training import train_tokenizer
 from compass_jax.commands import cli
 from compass_jax.config import ComputeConfig, ModelConfig
-from compass_jax.data.tokenizer_training import train_tokenizer
 from compass_jax.model.transformer import init_params
 from compass_jax.weights import checkpoint
 from compass_jax.weights.hf import save_params

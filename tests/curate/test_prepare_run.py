@@ -11,12 +11,12 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from benchmarks.tokenizer_training import train_tokenizer
 from compass_jax.config import ConfigError
 from compass_jax.config.prepare import PrepareConfig
 from compass_jax.curate import prepare as run
 from compass_jax.curate.prepare import prepare
 from compass_jax.data.files import DataError
-from compass_jax.data.tokenizer_training import train_tokenizer
 
 QUESTION = (
     "Tom has three boxes with four apples in each box. He gives 5 apples to his sister on Monday."

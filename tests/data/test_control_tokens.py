@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.tokenizer_training import CHATML
 from compass_jax.data.control_tokens import ControlTokens
 from compass_jax.data.prompts import to_prompts
 from compass_jax.data.questions import Question
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.data.tokenizer_training import CHATML
 from compass_jax.data.vocabulary import TokenizerError
 
 TINY = Path(__file__).parents[2] / "configs" / "tiny_tokenizer"

@@ -5,11 +5,11 @@ import re
 
 import pytest
 
+from benchmarks.tokenizer_training import train_tokenizer
 from compass_jax.config import DataConfig, FileSource
 from compass_jax.data.files import DataError
 from compass_jax.data.keep import kept_prompts, read_pass_rates
 from compass_jax.data.prompts import train_prompts
-from compass_jax.data.tokenizer_training import train_tokenizer
 
 
 @pytest.fixture(scope="module")

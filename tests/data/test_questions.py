@@ -6,11 +6,11 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from benchmarks.tokenizer_training import train_tokenizer
 from compass_jax.config import DataConfig, FileSource
 from compass_jax.data.files import DataError
 from compass_jax.data.prompts import train_prompts
 from compass_jax.data.questions import questions
-from compass_jax.data.tokenizer_training import train_tokenizer
 
 GOOD = b'{"prompt": "1+1?", "answer": "2"}\n'
 

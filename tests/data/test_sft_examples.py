@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from benchmarks.tokenizer_training import train_tokenizer
 from compass_jax.config import (
     ConfigError,
     DataConfig,
@@ -14,7 +15,6 @@ from compass_jax.config import (
 from compass_jax.data.files import DataError
 from compass_jax.data.prompts import heldout_prompts, train_prompts
 from compass_jax.data.sft import sft_examples
-from compass_jax.data.tokenizer_training import train_tokenizer
 
 
 def sft_examples_of(config, *args, **options):

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sentencepiece_folders import INST, KINDS, LINES, write_sentencepiece
 
+from benchmarks.tokenizer_training import train_tokenizer
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.data.tokenizer_training import train_tokenizer
 from compass_jax.data.vocabulary import TokenizerError
 
 TEXTS = [
