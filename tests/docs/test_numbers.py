@@ -8,9 +8,8 @@ from statistics import mean, median
 import pytest
 
 from benchmarks import drafts
-from benchmarks.tokens_report import interval, over_window, ratios
+from benchmarks.tokens_report import interval, means_of_evaluations, over_window, ratios
 from compass_jax.commands.demo import difference_in_words
-from compass_jax.report.targets import means_of_evaluations
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
