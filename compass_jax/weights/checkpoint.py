@@ -34,7 +34,6 @@ __all__ = [
     "Checkpoints",
     "Manifest",
     "ValidCheckpoint",
-    "abstract_like",
     "find",
     "latest",
     "locate",
@@ -166,15 +165,6 @@ def read_meta(path: str | os.PathLike, step: int | None = None) -> dict:
     Raises CheckpointError.
     """
     return find(path, step, tell=None, contents=False).meta()
-
-
-def abstract_like(arrays: Tree) -> Tree:
-    """Returns the ShapeDtypeStructs, with shardings, with which `restore` returns arrays like
-    these.
-    """
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), arrays
-    )
 
 
 def _checkpointer() -> ocp.Checkpointer:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from abstract import abstract_like
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from compass_jax.config import ModelConfig, MoEConfig
@@ -66,7 +67,7 @@ def save(path, step, keep=2, arrays=None):
 
 def restore(path, step=None, arrays=None):
     return checkpoint.restore(
-        path, checkpoint.abstract_like(tree() if arrays is None else arrays), step, model=MODEL
+        path, abstract_like(tree() if arrays is None else arrays), step, model=MODEL
     )
 
 
@@ -157,7 +158,7 @@ def test_subset_and_manifest(tmp_path):
     ] == ((2,), "uint32")
     state = ("step", "params/w", "params/odd", "params/f", "opt_state/1/count", "opt_state/2")
     assert set(manifest.leaves) == {"rng", "routing", *(f"state/{leaf}" for leaf in state)}
-    subset = {"state": {"params": checkpoint.abstract_like(tree()["state"].params)}}
+    subset = {"state": {"params": abstract_like(tree()["state"].params)}}
     _, arrays, _ = checkpoint.restore(tmp_path, subset, subset=True)
     assert_same_bits(arrays["state"]["params"], tree(4)["state"].params)
     assert checkpoint.read_meta(tmp_path) == META | {"step": 4}
@@ -195,7 +196,7 @@ def change(where, value):
 def test_other_arrays_are_refused_by_name(tmp_path, edit, message):
     save(tmp_path, 1)
     with pytest.raises(CheckpointMismatch, match=message):
-        checkpoint.restore(tmp_path, edit(checkpoint.abstract_like(tree())))
+        checkpoint.restore(tmp_path, edit(abstract_like(tree())))
 
 
 def test_another_model_is_refused_by_field(tmp_path):
@@ -213,7 +214,7 @@ def test_another_model_is_refused_by_field(tmp_path):
         rope_theta=1e4,
     )
     with pytest.raises(CheckpointMismatch) as error:
-        checkpoint.restore(tmp_path, checkpoint.abstract_like(tree()), model=other)
+        checkpoint.restore(tmp_path, abstract_like(tree()), model=other)
     message = str(error.value)
     assert (
         "model.moe.top_k: 2 in the checkpoint, 4 asked for" in message

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from abstract import abstract_like
 from forged import edit_manifest
 
 from compass_jax import distributed
@@ -40,7 +41,7 @@ def save(run, step, keep=9):
 
 
 def restore(path, step=None):
-    return checkpoint.restore(path, checkpoint.abstract_like(tree()), step, model=MODEL)
+    return checkpoint.restore(path, abstract_like(tree()), step, model=MODEL)
 
 
 def files_of(where):

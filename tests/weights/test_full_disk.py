@@ -17,6 +17,7 @@ import warnings
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from abstract import abstract_like
 
 from compass_jax.config import ModelConfig
 from compass_jax.weights import checkpoint, disk
@@ -90,7 +91,7 @@ def test_a_full_disk_is_one_line_and_nothing_else(tmp_path):
             "free some space there, or lower keep_checkpoints, then start the same command again"
         )
         assert os.listdir(disk_root / "run" / "checkpoints") == ["step_00000001"]
-        assert checkpoint.restore(disk_root / "run", checkpoint.abstract_like(SMALL))[0] == 1
+        assert checkpoint.restore(disk_root / "run", abstract_like(SMALL))[0] == 1
 
 
 @pytest.mark.usefixtures("no_thread_waits")
@@ -102,7 +103,7 @@ def test_a_read_only_disk_is_one_line(tmp_path):
             save(disk_root / "run", 2)
         assert "Read-only file system" in str(exc_info.value) and "\n" not in str(exc_info.value)
         assert "mount it for writing, or choose another directory" in str(exc_info.value)
-        assert checkpoint.restore(disk_root / "run", checkpoint.abstract_like(SMALL))[0] == 1
+        assert checkpoint.restore(disk_root / "run", abstract_like(SMALL))[0] == 1
         with pytest.raises(CheckpointError, match="Read-only file system"):
             save(disk_root / "another", 1)
 
@@ -120,7 +121,7 @@ def test_a_limit_on_files_met_by_orbax_is_one_line(tmp_path, capfd):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert "File too large" in str(exc_info.value) and "ulimit -f" in str(exc_info.value)
     assert capfd.readouterr().err == ""
-    assert checkpoint.restore(tmp_path, checkpoint.abstract_like(SMALL))[0] == 1
+    assert checkpoint.restore(tmp_path, abstract_like(SMALL))[0] == 1
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import shutil
 
 import jax.numpy as jnp
 import pytest
+from abstract import abstract_like
 from forged import edit_manifest
 
 from compass_jax.config import ModelConfig
@@ -30,7 +31,7 @@ def where(saved_checkpoint, tmp_path):
 
 
 def restore(path):
-    return checkpoint.restore(path, checkpoint.abstract_like(ARRAYS))
+    return checkpoint.restore(path, abstract_like(ARRAYS))
 
 
 NESTED = "[" * 100_000 + "]" * 100_000
