@@ -46,6 +46,7 @@ from benchmarks.tokens_to_accuracy import (
 )
 from compass_jax.allocator import tune_allocator
 from compass_jax.config import Drafts, RunConfig
+from compass_jax.report.targets import means_of_evaluations
 from compass_jax.rollout.drafts import Coupled, Lenient
 from compass_jax.runs.compiled import keep_programs
 from compass_jax.runs.rundir import write_atomically
@@ -121,7 +122,7 @@ def later(row: dict[str, Any], column: str) -> float:
 
 def at_end(row: dict[str, Any]) -> float:
     """Returns the mean of the last three evaluations."""
-    return tokens_report.means_of_evaluations(row["curve"])[-1][1]
+    return means_of_evaluations(row["curve"])[-1][1]
 
 
 def table(rows: list[dict[str, Any]]) -> str:

@@ -57,10 +57,6 @@ def variants() -> dict[str, dict[str, Any]]:
             "shaping": shaping,
             "correction": tis,
         },
-        "growth_hotter": {
-            "zero_variance": ZeroVarianceConfig(rl_zvp=True, grow_to=12, grow_temperature=2.0),
-            "correction": tis,
-        },
         "dynamic": {"zero_variance": dynamic},
         "dynamic_growth": {"zero_variance": dataclasses.replace(dynamic, grow_to=8)},
         "partial": partial,

@@ -13,12 +13,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import rl_runs
-from compass_jax.report.targets import Curve, cost_to_stay, means_over, target_of
+from compass_jax.report.targets import (
+    Curve,
+    cost_to_stay,
+    means_of_evaluations,
+    means_over,
+    target_of,
+)
 
 Row = Mapping[str, Any]
 Smooth = Callable[[Curve], list[list[float]]]
 BASELINE = "grpo"
-EVALUATIONS = 3  # number of evaluations in a mean of `means_of_evaluations`
 WINDOW_SHARE = 0.13  # share of a run's tokens over which `over_window` takes means
 MOST_RESAMPLES = 10_000  # all resamples of up to five seeds are fewer
 UNIFORM_SHARE, COLD_ACCURACY = 0.6, (0.05, 0.2)  # planned for the task
@@ -42,20 +47,6 @@ class Ratio(NamedTuple):
     cost: float
     reached: bool
     baseline_reached: bool
-
-
-def means_of_evaluations(curve: Curve) -> list[list[float]]:
-    """Returns the curve with the mean of each accuracy and up to two before it. The start stays out
-    of the means of later points.
-
-    The means lag behind by a cost that grows with the distance of the evaluations.
-    """
-    accuracy = [point[1] for point in curve]
-    means = [
-        float(np.mean(accuracy[max(1, i - EVALUATIONS + 1) : i + 1])) if i else accuracy[0]
-        for i in range(len(curve))
-    ]
-    return [[cost, mean] for (cost, _), mean in zip(curve, means, strict=True)]
 
 
 def by_tokens(row: Row) -> list[list[float]]:

@@ -7,13 +7,13 @@ thirds give plain GRPO nothing.
 For each seed: the cold start of configs/tiny_reasoning_cpu.py; pass rates of 1,800 of its prompts
 from 12 samples each; a prompt set of one third always right, one third always wrong and one third
 mixed ones, 240 each; then the same RL with the stages added one by one. Stage 0 estimates the set's
-pass rates with 4 samples that it draws and pays for. Three ways for the last uniform groups replace
-RL-ZVP: growth at a rising temperature, a curriculum (instead of the selection), and an ensemble of
-verifiers; and the curriculum in place of filter and selection, too, for it costs nothing. Every
-variant has the same number of updates, of 32 prompts a step, and of 16 in three variants: where all
-groups teach, half as many may do. The axis has all generated tokens, filter rollouts and dropped
-groups included. A line per finished run goes to OUT/zero_variance.jsonl, so that the same command
-continues after a kill; at the end OUT/zero_variance.md and OUT/zero_variance.png.
+pass rates with 4 samples that it draws and pays for. Two ways for the last uniform groups replace
+RL-ZVP: a curriculum (instead of the selection), and an ensemble of verifiers; and the curriculum in
+place of filter and selection, too, for it costs nothing. Every variant has the same number of
+updates, of 32 prompts a step, and of 16 in three variants: where all groups teach, half as many may
+do. The axis has all generated tokens, filter rollouts and dropped groups included. A line per
+finished run goes to OUT/zero_variance.jsonl, so that the same command continues after a kill; at
+the end OUT/zero_variance.md and OUT/zero_variance.png.
 """
 
 from __future__ import annotations
@@ -35,7 +35,6 @@ from compass_jax.config import (
     RunConfig,
     ShapingConfig,
     ZeroVarianceConfig,
-    named_correction,
 )
 from compass_jax.data.keep import PassRate
 from compass_jax.data.prompts import train_prompts
@@ -72,7 +71,6 @@ def _halved(change: Callable[[RLConfig], RLConfig]) -> Callable[[RLConfig], RLCo
 
 SHAPING = ShapingConfig(length_penalty=0.05, repetition_penalty=0.02)
 GROW = {"select": True, "grow_to": 16}
-HOTTER = {**GROW, "grow_temperature": 1.4}
 CURRICULUM = {"curriculum": True, "grow_to": 16}
 # name -> (whether stage 0 runs, changes to plain GRPO)
 VARIANTS: dict[str, tuple[bool, Callable[[RLConfig], RLConfig]]] = {
@@ -87,29 +85,9 @@ VARIANTS: dict[str, tuple[bool, Callable[[RLConfig], RLConfig]]] = {
         False,
         _with(zero_variance={**CURRICULUM, "rl_zvp": True}, shaping=SHAPING),
     ),
-    "all, hotter growth": (
-        True,
-        _with(
-            zero_variance={**HOTTER, "rl_zvp": True},
-            shaping=SHAPING,
-            correction=named_correction("tis"),
-        ),
-    ),
-    "all but the filter, hotter growth": (
-        False,
-        _with(
-            zero_variance={**HOTTER, "rl_zvp": True},
-            shaping=SHAPING,
-            correction=named_correction("tis"),
-        ),
-    ),
     "dapo": (
         False,
         _with(objective=dapo_surrogate(), zero_variance={"dynamic_sampling": True}),
-    ),
-    "hotter growth in place of RL-ZVP": (
-        True,
-        _with(zero_variance=HOTTER, shaping=SHAPING, correction=named_correction("tis")),
     ),
     "curriculum in place of RL-ZVP": (True, _with(zero_variance=CURRICULUM, shaping=SHAPING)),
 }

@@ -29,7 +29,6 @@ if TYPE_CHECKING:  # at run time jaxtyping's Array imports jax, which data prepa
 GOLD = "gold"  # the component of a score with the answer's gold label
 # Columns of `StepArrays`; one that is missing has the value in brackets.
 # GOLD: float32 [b], gold labels of the answers, NaN where unknown (NaN)
-HOTTER = "hotter"  # bool [b]: sampled at another temperature than training's (False)
 TRUNCATED = "truncated"  # bool [b]: cut off by length, and not trained on (False)
 EARLIER = "earlier"  # bool [b]: of a group that an earlier step sampled (False)
 SAMPLED = "sampled"  # bool [b t]: tokens of the mask that were sampled, not given (the mask)

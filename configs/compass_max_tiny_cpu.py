@@ -33,7 +33,6 @@ from compass_jax.config import (
     ShapingConfig,
     TaskSource,
     ZeroVarianceConfig,
-    named_correction,
 )
 from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.config.prepare import PrepareConfig
@@ -186,12 +185,8 @@ def _rl_run(name: str, steps: int, *sources: TaskSource) -> RunConfig:
             micro_batch_tokens=4096,
             objective=Espo(),
             step_policy=None,
-            # samples of grown groups are from a hotter policy
-            correction=named_correction("tis"),
             shaping=ShapingConfig(length_penalty=0.02, length_free_tokens=36),
-            zero_variance=ZeroVarianceConfig(
-                rl_zvp=True, curriculum=True, grow_to=16, grow_temperature=1.6
-            ),
+            zero_variance=ZeroVarianceConfig(rl_zvp=True, curriculum=True, grow_to=16),
             optim=OptimConfig(learning_rate=5e-4, warmup_steps=2, schedule="cosine"),
             save_every=2,
         ),

@@ -25,7 +25,6 @@ from compass_jax.config import (
     SFTConfig,
     ShapingConfig,
     ZeroVarianceConfig,
-    named_correction,
 )
 from compass_jax.rl.objectives.espo import Espo
 
@@ -127,12 +126,8 @@ def tiny_reasoning_cpu() -> RunConfig:
             micro_batch_tokens=4096,
             objective=Espo(),
             step_policy=None,
-            # samples of grown groups are from a hotter policy
-            correction=named_correction("tis"),
             shaping=ShapingConfig(length_penalty=0.02, length_free_tokens=40),
-            zero_variance=ZeroVarianceConfig(
-                rl_zvp=True, curriculum=True, grow_to=16, grow_temperature=1.6
-            ),
+            zero_variance=ZeroVarianceConfig(rl_zvp=True, curriculum=True, grow_to=16),
             optim=OptimConfig(learning_rate=3e-4, warmup_steps=2, schedule="cosine"),
             save_every=20,
         ),

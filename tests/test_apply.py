@@ -300,3 +300,23 @@ def test_a_setting_that_became_a_hook_is_refused_by_every_form():
     for settings in ({"rl.group_replay.groups": 8}, {"rl.group_replay": {"groups": 8}}, words):
         with pytest.raises(ConfigError, match=r"it is the hook of examples/group_replay\.py now"):
             apply(tiny_run(), settings)
+
+
+def test_growth_at_a_higher_temperature_is_refused_by_every_form():
+    name, message = "rl.zero_variance.grow_temperature", "grow_temperature: groups grow at the temp"
+    words = read_arguments(["--rl.zero-variance.grow-temperature", "1.6"])
+    section = {"rl.zero_variance": {"rl_zvp": True, "grow_to": 8, "grow_temperature": 1.6}}
+    for settings in ({name: 1.6}, section, words):
+        with pytest.raises(ConfigError, match=message):
+            apply(tiny_run(), settings)
+    plain = to_plain(tiny_run())
+    plain["rl"]["zero_variance"]["grow_temperature"] = 1.6
+    with pytest.raises(ConfigError, match=message):
+        config_from_json(json.dumps(plain))
+
+
+def test_a_record_of_growth_at_the_temperature_of_the_rollout_is_read():
+    plain = to_plain(tiny_run())
+    plain["rl"]["zero_variance"]["grow_temperature"] = 1.0
+    assert config_from_json(json.dumps(plain)) == tiny_run()
+    assert apply(tiny_run(), {"rl.zero_variance.grow_temperature": 1}) == tiny_run()

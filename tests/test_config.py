@@ -66,20 +66,6 @@ REFUSED = {
         ZeroVarianceConfig(select=True, curriculum=True),
         r"select and rl\.zero_variance\.curriculum both decide",
     ),
-    "a temperature of nothing": (
-        ZeroVarianceConfig(grow_temperature=1.5),
-        r"grow_temperature = 1\.5: no group grows",
-    ),
-    "no temperature": (
-        ZeroVarianceConfig(grow_to=16, grow_temperature=0.0),
-        r"grow_temperature = 0\.0: must be positive",
-    ),
-    "a temperature without correction": (
-        RLConfig(
-            step_policy=None, zero_variance=ZeroVarianceConfig(grow_to=16, grow_temperature=1.5)
-        ),
-        r"1\.5 samples from another policy .* set rl\.correction to",
-    ),
     "growth that cannot be": (
         RLConfig(group_size=8, step_policy=None, zero_variance=ZeroVarianceConfig(grow_to=8)),
         r"grow_to = 8 does not exceed rl\.group_size = 8",

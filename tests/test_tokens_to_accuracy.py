@@ -13,12 +13,17 @@ import pytest
 
 from benchmarks import experiments, tokens_report
 from benchmarks import tokens_to_accuracy as experiment
-from benchmarks.tokens_report import Ratio, means_of_evaluations
+from benchmarks.tokens_report import Ratio
 from compass_jax.configs import mostly_hard_cpu
 from compass_jax.data.keep import kept_prompts
 from compass_jax.data.prompts import heldout_prompts, train_prompts
 from compass_jax.data.sft import sft_examples
-from compass_jax.report.targets import cost_to_stay, means_over, target_of
+from compass_jax.report.targets import (
+    cost_to_stay,
+    means_of_evaluations,
+    means_over,
+    target_of,
+)
 from compass_jax.session import load_tokenizer
 
 

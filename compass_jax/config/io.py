@@ -29,10 +29,19 @@ from compass_jax.config.words import Words
 from compass_jax.untrusted import parse_json, read_text
 
 KIND = "kind"  # the key that names the class, in a field of several dataclasses
-# Settings of earlier versions, with what became of them; "": they had no effect.
-REMOVED = {
-    ("SFTConfig", "eval_every"): "",
-    ("RLConfig", "group_replay"): "it is the hook of examples/group_replay.py now, for rl.hooks",
+# Settings of earlier versions: the values that switched them off, and what became of them; "": they
+# had no effect.
+REMOVED: dict[tuple[str, str], tuple[tuple[Json, ...], str]] = {
+    ("SFTConfig", "eval_every"): ((), ""),
+    ("RLConfig", "group_replay"): (
+        (0, None),
+        "it is the hook of examples/group_replay.py now, for rl.hooks",
+    ),
+    ("ZeroVarianceConfig", "grow_temperature"): (
+        (1,),
+        "groups grow at the temperature of the rollout now (a higher one changed no accuracy,"
+        " docs/measurements.md); leave it out",
+    ),
 }
 NAME = "name"  # the key that names a class that may be a user's (config/seam.py)
 
@@ -169,11 +178,13 @@ def is_removed(cls: type, name: str, value: Json, key: str) -> bool:
     """Returns whether `name` is a setting of an earlier version of `cls`, to be ignored. Raises
     ConfigError for one that was on, because a run must not continue without it in silence.
     """
-    became = REMOVED.get((cls.__name__, name))
-    # The replay of groups was off with 0 of them.
-    if became and (value.get("groups") if isinstance(value, dict) else value):
+    if (cls.__name__, name) not in REMOVED:
+        return False
+    off, became = REMOVED[cls.__name__, name]
+    # The replay of groups was a section with their number.
+    if became and (value.get("groups") if isinstance(value, dict) else value) not in off:
         raise ConfigError(f"{key[:200]}: {became}")
-    return became is not None
+    return True
 
 
 def _decode_dataclass(data: JsonObject, classes: dict[str, type], key: str) -> Json:

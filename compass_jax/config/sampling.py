@@ -13,7 +13,6 @@ from compass_jax.config.step_policy import StepPolicy, built_in_policy
 from compass_jax.config.updates import Batch
 
 Samples = Annotated[int, Range(0, 65_536)]
-Temper = Annotated[float, Range(0, 100, above=True, note="1: all samples alike")]
 MAX_SAMPLES = 2**24  # maximum samples of a round
 
 
@@ -27,22 +26,12 @@ class ResamplingConfig(Section):
 
     grow_to: Samples = 0
     """Maximum number of samples of a uniform group, reached by doubling (stage 2); 0: no growth."""
-    grow_temperature: Temper = 1.0
-    """Factor of the temperature at each doubling; other than 1 it needs rl.correction."""
     dynamic_sampling: bool = False
     """Dynamic sampling (DAPO): replace uniform groups by further prompts, instead of rl_zvp."""
     dynamic_batch: Repeat = 3
     """Size of a round of dynamic sampling, in times rl.prompts_per_step."""
     dynamic_rounds: Count = 10
     """Maximum number of rounds of dynamic sampling in a step; uniform groups fill the rest."""
-
-    def _check(self, key: str) -> None:
-        super()._check(key)
-        check(
-            self.grow_temperature == 1 or self.grow_to > 0,
-            f"{key}.grow_temperature = {self.grow_temperature}: no group grows; set {key}.grow_to,"
-            " or 1",
-        )
 
 
 @dataclass(frozen=True)
@@ -175,16 +164,6 @@ class SamplingConfig(ReplayConfig):
             not (self.partial_prompts and zero.dynamic_sampling),
             f"{partial}: dynamic sampling has rounds of its own; use one of the two",
         )
-        check(
-            not self.policy.carries or zero.grow_temperature == 1,
-            f"{partial if self.partial_prompts else self._named_policy}:"
-            f" rl.zero_variance.grow_temperature = {zero.grow_temperature} would heat continued"
-            " samples, too; set it to 1",
-        )
-
-    @property
-    def _named_policy(self) -> str:
-        return f"rl.step_policy.name = {self.policy.name!r}"
 
     def _check_policy(self) -> None:
         """Raises ConfigError for a policy of the user's that is not usable with these settings."""
@@ -195,6 +174,6 @@ class SamplingConfig(ReplayConfig):
         groups = self.groups_in_flight
         check(
             isinstance(groups, int) and groups >= self.prompts_per_step,
-            f"{self._named_policy}: groups_in_flight(sampling) returned {groups!r:.200}; it must be"
-            f" at least rl.prompts_per_step = {self.prompts_per_step}",
+            f"rl.step_policy.name = {self.policy.name!r}: groups_in_flight(sampling) returned"
+            f" {groups!r:.200}; it must be at least rl.prompts_per_step = {self.prompts_per_step}",
         )

@@ -158,12 +158,7 @@ class RLConfig(AlgorithmConfig, SamplingConfig, UpdatesConfig):
 
     def _check_correction(self) -> None:
         """Raises ConfigError for training on samples of another policy without a correction."""
-        corrected, heat = self.correction.acts, self.zero_variance.grow_temperature
-        check(
-            heat == 1 or corrected,
-            f"rl.zero_variance.grow_temperature = {heat} samples from another policy than the one"
-            f" that is trained: {SET_CORRECTION}, or grow_temperature to 1",
-        )
+        corrected = self.correction.acts
         check(
             not self.one_step_off or corrected,
             f"rl.one_step_off samples from the weights before the last updates: {SET_CORRECTION}",

@@ -14,7 +14,6 @@ from compass_jax.config import RLConfig
 from compass_jax.records import (
     EARLIER,
     GOLD,
-    HOTTER,
     TRUNCATED,
     Group,
     Rollout,
@@ -36,8 +35,6 @@ def columns_of(rl: RLConfig, labelled: bool) -> dict[str, Column]:
     columns: dict[str, Column] = {}
     if labelled:
         columns[GOLD] = Column(lambda _, score: score.components.get(GOLD, math.nan), math.nan)
-    if rl.zero_variance.grow_temperature != 1:
-        columns[HOTTER] = Column(lambda rollout, _: rollout.sample >= rl.group_size, False)
     if rl.mask_truncated:
         columns[TRUNCATED] = Column(lambda rollout, _: rollout.truncated, False)
     return columns

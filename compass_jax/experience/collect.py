@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -27,7 +26,7 @@ from compass_jax.records import Group, Outcome, Prompt, Rollout, SampleKey
 from compass_jax.rewards.joined import AnyScorer
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine_api import RolloutEngine
-from compass_jax.rollout.sampling import Purpose, Sampler
+from compass_jax.rollout.sampling import Purpose
 from compass_jax.rollout.stats import RolloutStats
 
 POLL_S = 0.05  # between looks for a slow verdict, or a stop
@@ -37,13 +36,6 @@ def new_buffer(engine: RolloutEngine, config: SamplingConfig) -> ExperienceBuffe
     """Returns an empty buffer, sized for the configuration."""
     routes = engine.route_buffer(config.routed_groups, config.capacity, config.replay == "R3")
     return ExperienceBuffer(routes, config.holds_routes)
-
-
-def sampler_of(engine: RolloutEngine, config: SamplingConfig, doublings: int) -> Sampler:
-    """Returns the sampler of groups that have been doubled `doublings` times."""
-    sampler = engine.default_sampler()
-    factor = config.zero_variance.grow_temperature**doublings
-    return replace(sampler, temperature=sampler.temperature * factor)
 
 
 class Collector:
@@ -171,9 +163,6 @@ class Collector:
             self.seed,
             policy_version=policy_version,
             stats=stats,
-            # One sampler serves all: the missing samples are of one round, and a policy that
-            # carries samples never changes the temperature.
-            sampler=sampler_of(self.engine, sampling, sampling.doublings(missing[0].index)),
             keep_routes=sampling.replay == "R3",
             buffer=buffer.routes,
             rows=[buffer.first[prompt.key] for prompt in prompts],

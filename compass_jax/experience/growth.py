@@ -35,8 +35,8 @@ def queued(
     """Returns the samples to run now: those that open groups should have, by `sizes`, and that are
     not done.
 
-    They run in the rounds of the step policy, so that a round's samples have one temperature and
-    the same samples run together after a stop. Carried groups do not wait for each other.
+    They run in the rounds of the step policy, so that the same samples run together after a stop.
+    Carried groups do not wait for each other.
     """
     policy = config.policy
     keys = [SampleKey(*group, index) for group, size in sizes.items() for index in range(size)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from compass_jax.config import SamplingConfig
-from compass_jax.experience.collect import sampler_of
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.programs import EngineWorkload
 
@@ -12,11 +11,10 @@ def training_use(engine: Engine, config: SamplingConfig, talks: bool) -> EngineW
     """Returns the collector's workload on the engine; `talks` is whether environments answer some
     samples.
     """
-    most_doublings = config.doublings(config.capacity - 1)
     return EngineWorkload(
         "",
         config.capacity,
-        tuple(dict.fromkeys(sampler_of(engine, config, n) for n in range(most_doublings + 1))),
+        (engine.default_sampler(),),
         rows=config.routed_groups * config.capacity if config.replay == "R3" else 0,
         rows_together=config.prompts_per_step * config.capacity,
         goes_on=bool(talks or config.policy.carries or engine.config.cache_pages),

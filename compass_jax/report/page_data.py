@@ -104,7 +104,6 @@ def _stage(
             for name, by_step in read_histograms(path / "metrics.jsonl", stage).items()
         },
         "hours": hours(series, curves["steps"]),
-        "hotter_from": _hotter_from(config),
         "clip": _at(config, "rl", "objective"),
         "notes": notes,
         "curves": curves,
@@ -171,15 +170,6 @@ def _facts(config: JsonObject, stage: str) -> list[tuple[str, str]]:
         ]
     facts.append(("seed", "" if _at(config, "seed") is None else str(_at(config, "seed"))))
     return [(name, words[:200]) for name, words in facts if words]
-
-
-def _hotter_from(config: JsonObject) -> int | None:
-    """Returns the index in a group from which samples were drawn at another temperature, or
-    None.
-    """
-    first = _at(config, "rl", "group_size")
-    hotter = _at(config, "rl", "zero_variance", "grow_temperature") not in (None, 1, 1.0)
-    return first if hotter and isinstance(first, int) else None
 
 
 def _settings(config: JsonObject) -> list[tuple[str, str, bool]]:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 GAIN = 0.9  # share of a baseline's gain that makes a target
+EVALUATIONS = 3  # number of evaluations in a mean of `means_of_evaluations`
 GRID_POINTS = 1001  # of a curve of `means_over`
 
 Curve = Sequence[Sequence[float]]  # points (cost, accuracy); the first is the start, of cost 0
@@ -18,6 +19,20 @@ class Reached(NamedTuple):
 
     cost: float
     reached: bool
+
+
+def means_of_evaluations(curve: Curve) -> list[list[float]]:
+    """Returns the curve with the mean of each accuracy and up to two before it. The start stays out
+    of the means of later points.
+
+    The means lag behind by a cost that grows with the distance of the evaluations.
+    """
+    accuracy = [point[1] for point in curve]
+    means = [
+        float(np.mean(accuracy[max(1, i - EVALUATIONS + 1) : i + 1])) if i else accuracy[0]
+        for i in range(len(curve))
+    ]
+    return [[cost, mean] for (cost, _), mean in zip(curve, means, strict=True)]
 
 
 def means_over(curve: Curve, width: float) -> list[list[float]]:

@@ -94,8 +94,6 @@ Effective sample size | share of the samples | share
     mismatch/ess | ess | blue
 Tokens far apart | share of tokens | share
     mismatch/extreme_frac | extreme | red
-Hotter samples of growth | log-prob difference, nats; they differ by intent | log
-    mismatch/hotter/logp_abs_diff | difference | grey
 Samples of earlier steps | log-prob difference, nats; they are of older weights | log
     mismatch/earlier/logp_abs_diff | difference | grey
 Router replay | share of routed tokens | share
@@ -222,17 +220,15 @@ guard/reward_rise_bound: The upper 95% bound of what reward/mean rose over the l
 guard/loss_spike: Distance of the loss from the median of the earlier steps in the window, in their
     median distance from it.
 # rollout against training
-mismatch/logp_abs_diff [nats]: Mean distance of a token's log-prob in the rollout and in training,
-    of samples drawn at the training's temperature; like its neighbours over the responses that are
-    scored, which are a micro-batch and the logged ones of those without a backward pass.
+mismatch/logp_abs_diff [nats]: Mean distance of a token's log-prob in the rollout and in training;
+    like its neighbours over the responses that are scored, which are a micro-batch and the logged
+    ones of those without a backward pass.
 mismatch/kl_k3 [nats]: KL divergence of the training from the rollout, k3 estimate.
 mismatch/unknown_frac [share]: Tokens for which the sampler gave no log-prob; training's stands in
     for it, so that they have no mismatch.
 mismatch/extreme_frac [share]: Tokens whose probabilities in rollout and training differ by a factor
     above 2.
 mismatch/ess [share]: Effective sample size of the importance weights over the number of tokens.
-mismatch/hotter/<name>: The mismatch metric of this name over the samples that growth drew at
-    another temperature (rl.zero_variance.grow_temperature), which are in no other mismatch metric.
 mismatch/earlier/<name>: The mismatch metric of this name over the samples of earlier steps, which
     are in no other mismatch metric.
 correction/weight_mean: Mean weight that the correction gives a token.

@@ -165,7 +165,7 @@ class Building:
             inner = self.open_engine(config, self.tokenizer)
             ids = self.tokenizer.end_ids, self.tokenizer.vocab_size
             engine = PlainEngine(inner, config.rollout, *ids, self.rl.correction.acts)
-            check_samplers(engine, self.rl, config.data.evaluated)
+            check_samplers(engine, config.data.evaluated)
             return engine
         settings = config.model, self.policy.rollout_compute, config.rollout
         tokens = self.tokenizer.end_ids, rollout, self.tokenizer.vocab_size

@@ -151,15 +151,12 @@ def _idle_training(rl: RLConfig, policy: PolicyConfig) -> list[str]:
     notices, rollout = [], policy.rollout
     exact = policy.compute.dtype == policy.rollout_compute.dtype == "float32"
     rounded = _eight_bit(rollout) != "off" or rollout.kv_quantize != "off"
-    # Samples come from an older policy or from another temperature.
-    off_policy = rl.one_step_off or rl.policy.carries or rl.zero_variance.grow_temperature != 1
-    off_policy = off_policy or rl.held_groups > 0
+    off_policy = rl.one_step_off or rl.policy.carries or rl.held_groups > 0
     if rl.correction.acts and exact and not rounded and not off_policy:
         notices.append(
             f"rl.correction.name = {rl.correction.name!r}: rollout and training compute the same"
             " policy in float32, so that every weight is 1 but for rounding; it is for 8-bit or"
-            " bfloat16 rollouts, rl.one_step_off, rl.partial_prompts, hooks that hold"
-            " groups and grow_temperature"
+            " bfloat16 rollouts, rl.one_step_off, rl.partial_prompts and hooks that hold groups"
         )
     if rl.optim.warmup_steps >= rl.total_updates:
         notices.append(

@@ -73,14 +73,13 @@ def check_own_engine(
     )
 
 
-def check_samplers(engine: PlainEngine, rl: RLConfig, evaluated: bool) -> None:
-    """Raises ConfigError where the run samples at other temperatures than the rollout's, and the
-    engine cannot. evaluated: whether the run evaluates, with greedy answers too.
+def check_samplers(engine: PlainEngine, evaluated: bool) -> None:
+    """Raises ConfigError where the run evaluates, with greedy answers too, and the engine samples
+    at the rollout's temperature alone.
     """
-    grows_hotter = rl.zero_variance.grow_temperature != 1
     check(
-        engine.takes_sampler or not (evaluated or grows_hotter),
+        engine.takes_sampler or not evaluated,
         f"{type(engine.inner).__name__} takes no sampler, and the run samples at other temperatures"
         " than rollout.temperature: give its `prefill` and `generate` a parameter `sampler`, or set"
-        " data.eval_prompts to 0, data.eval_sets to () and rl.zero_variance.grow_temperature to 1",
+        " data.eval_prompts to 0 and data.eval_sets to ()",
     )

@@ -18,7 +18,7 @@ from compass_jax.model.precision import at_least_float32
 from compass_jax.model.routes import put_routes, put_tokens, take_routes, take_tokens
 from compass_jax.model.transformer import Transformer
 from compass_jax.programs import Program, Result, struct
-from compass_jax.records import EARLIER, GOLD, HOTTER, SAMPLED, TRUNCATED, TrainState
+from compass_jax.records import EARLIER, GOLD, SAMPLED, TRUNCATED, TrainState
 from compass_jax.rl.bucketing import row_counts
 from compass_jax.rl.prepare import UpdateRows
 from compass_jax.training import step, trained
@@ -83,7 +83,6 @@ class _Lister:
             **({GOLD: per_response} if config.labelled else {}),
             **({SAMPLED: mask} if config.sampling.drafts is not None else {}),
             **({EARLIER: known} if config.sampling.held_groups else {}),
-            **({HOTTER: known} if config.sampling.zero_variance.grow_temperature != 1 else {}),
             **({TRUNCATED: known} if algorithm.mask_truncated else {}),
         }
         scores = per_token, per_token, per_token, reference

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Int, UInt
 
 from compass_jax.aliases import Tree
 from compass_jax.model.routes import put_routes, put_tokens, take_routes, take_tokens
-from compass_jax.records import EARLIER, HOTTER, UNKNOWN_LOGP, StepArrays
+from compass_jax.records import EARLIER, UNKNOWN_LOGP, StepArrays
 from compass_jax.rl.bucketing import MicroBatch, padding_frac, take_rows
 from compass_jax.rl.correction import mismatch
 from compass_jax.rl.diagnostics import Diagnostics
@@ -203,25 +203,24 @@ def put_rows(target: np.ndarray, micro: MicroBatch, values: Array) -> None:
 def score_account(scored: Scored, *, counts_idle: bool) -> Diagnostics:
     """Returns the mismatch to the sampler, the mean entropy, the padding and, if it `counts_idle`
     ones, the share of tokens in rows without a gradient, of a scored rollout.
-    Rows sampled at another temperature, and rows of earlier steps, have separate mismatches, since
-    they differ from training by intent and would hide a fault of the others. Skipped rows have no
-    mismatch, and are taken to have the entropy of the idle rows that are scored.
+    Rows of earlier steps have a separate mismatch, since they differ from training by intent and
+    would hide a fault of the others. Skipped rows have no mismatch, and are taken to have the
+    entropy of the idle rows that are scored.
     """
     arrays, skipped = scored.arrays, scored.plan.skipped
     logp = jnp.asarray(scored.old_logp), jnp.asarray(scored.sampler_logp())
     gap: Diagnostics = {}
-    rest, lengths = arrays.mask, arrays.lengths
+    mask, lengths = arrays.mask, arrays.lengths
     if skipped is not None:
-        rest, lengths = rest & ~skipped[:, None], lengths[~skipped]
-    entropy = np.float32(_summed_entropy(scored, rest))
-    for name in (EARLIER, HOTTER):
-        rows = arrays.columns.get(name)
-        part = np.zeros_like(rest) if rows is None else rest & rows[:, None]
-        if part.any():
-            of_part = mismatch(*logp, jnp.asarray(part))
-            gap |= {f"mismatch/{name}/{metric.split('/')[1]}": x for metric, x in of_part.items()}
-        rest = rest & ~part
-    gap |= mismatch(*logp, jnp.asarray(rest))
+        mask, lengths = mask & ~skipped[:, None], lengths[~skipped]
+    entropy = np.float32(_summed_entropy(scored, mask))
+    if EARLIER in arrays.columns:
+        earlier = mask & arrays.columns[EARLIER][:, None]
+        if earlier.any():
+            of_earlier = mismatch(*logp, jnp.asarray(earlier))
+            gap = {f"mismatch/earlier/{k.split('/')[1]}": x for k, x in of_earlier.items()}
+        mask = mask & ~earlier
+    gap |= mismatch(*logp, jnp.asarray(mask))
     tokens = np.float32(max(arrays.mask.sum(), 1))
     if unknown_tokens := np.sum(arrays.rollout_logp == UNKNOWN_LOGP, where=arrays.mask):
         gap["mismatch/unknown_frac"] = (jnp.float32(unknown_tokens), jnp.asarray(tokens))

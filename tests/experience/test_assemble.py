@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from tiny import EOS, make_prompt
 
-from compass_jax.config import RLConfig, ZeroVarianceConfig, named_correction
+from compass_jax.config import RLConfig
 from compass_jax.experience.assemble import assemble, columns_of
-from compass_jax.records import GOLD, HOTTER, TRUNCATED, Group, Rollout, Score
+from compass_jax.records import GOLD, TRUNCATED, Group, Rollout, Score
 
 PROMPTS = [make_prompt(i, n) for i, n in enumerate((3, 5))]
 RESPONSES = ((2, 4), (1, 3))  # generated tokens of each sample
@@ -88,16 +88,6 @@ def test_groups_of_different_sizes_keep_their_rows_and_leave_the_others_empty():
         and not arrays.known[[2, 4, 5]].any()
         and arrays.mask[3].sum() == 1
     )
-
-
-def test_samples_that_growth_drew_hotter_are_marked_by_their_place_in_the_group():
-    group = Group(PROMPTS[0], (ROLLOUTS[0], ROLLOUTS[1]), (SCORES[0], SCORES[1]))
-    assert HOTTER not in assemble([group], 3, 10, 2).columns
-    zero = ZeroVarianceConfig(grow_to=16, grow_temperature=1.5)
-    rl = RLConfig(group_size=2, zero_variance=zero, correction=named_correction("tis"))
-    moved = Group(PROMPTS[0], (ROLLOUTS[0], dataclasses.replace(ROLLOUTS[1], sample=2)), SCORES_OF)
-    marked = assemble([group, moved], 3, 10, 2, columns=columns_of(rl, False)).columns[HOTTER]
-    np.testing.assert_array_equal(marked, [False] * 5 + [True])
 
 
 def test_gold_labels_come_from_the_scores_and_are_unknown_where_there_is_none():

@@ -220,7 +220,6 @@ class Small(Screening):
 
 def test_settings_that_a_policy_cannot_be_combined_with_are_refused():
     dynamic = ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True)
-    hot = ZeroVarianceConfig(grow_to=16, grow_temperature=1.2)
     tis, partial = named_correction("tis"), {"partial_prompts": 2}
     for fields, message in (
         (dict(step_policy=Screening(), zero_variance=dynamic), "dynamic_sampling would have no"),
@@ -228,7 +227,6 @@ def test_settings_that_a_policy_cannot_be_combined_with_are_refused():
         (dict(step_policy=DynamicSampling()), "set rl.zero_variance.dynamic_sampling, whose"),
         (dict(step_policy=PartialRollouts()), "set rl.partial_prompts, the number of further"),
         (dict(step_policy=Small()), "groups_in_flight(sampling) returned 2; it must be at least"),
-        (dict(step_policy=VariedFirst(), zero_variance=hot, correction=tis, **partial), "heat"),
         (dict(step_policy="plain"), "the wrong type, it must be StepPolicy"),
     ):
         with pytest.raises(ConfigError, match=re.escape(message)):

@@ -87,9 +87,9 @@ def changed(config, **changes):
 
 
 TIS = named_correction("tis")
-GROWN = ZeroVarianceConfig(rl_zvp=True, grow_to=8, grow_temperature=1.25)
+GROWN = ZeroVarianceConfig(rl_zvp=True, grow_to=8)
 VARIANTS = {
-    "growth, evaluation": {"rl": {"steps": 1, "zero_variance": GROWN, "correction": TIS}},
+    "growth, evaluation": {"rl": {"steps": 1, "zero_variance": GROWN}},
     "partial, pages": {
         "rl": {"partial_prompts": 3, "correction": TIS, "buckets": (40, 56)},
         "rollout": {"cache_pages": 24, "page_tokens": 8, "slots": 6},

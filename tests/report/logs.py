@@ -73,7 +73,6 @@ def write_full_run(folder: Path, steps: int = 40) -> Path:
             "time/step_s": 90.0 if step == 1 else 9 + step % 3,
             "time/rollout_s": 40.0 if step == 1 else 4 + step % 2,
             "time/update_s": 45.0 if step == 1 else 4.5,
-            "mismatch/hotter/logp_abs_diff": 0.2,
         }
         if step % 10 == 0 and step < steps:
             line["metrics"] |= {
@@ -90,7 +89,7 @@ def write_full_run(folder: Path, steps: int = 40) -> Path:
         _write_evaluation(folder / name, share)
     metrics = {f"eval/heldout/{key}": value for key, value in _accuracy(0.65).items()}
     (folder / "evaluation.json").write_text(json.dumps({"step": steps, "metrics": metrics}))
-    zero_variance = {"grow_to": 4, "grow_temperature": 1.6}
+    zero_variance = {"grow_to": 4}
     config = {
         "seed": 3,
         "model": {"family": "qwen3_moe", "layers": 4, "hidden": 128, "moe": {"experts": 8}},

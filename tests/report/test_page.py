@@ -225,7 +225,6 @@ def test_every_setting_is_on_the_page_and_those_that_were_changed_are_marked(ful
     assert settings["evaluation.k"] == ("4", False)  # the default
     assert settings["model.moe.experts"] == ("8", False)  # it has no default
     assert full["machine"] == [["device", "cpu"], ["cores", "2"], ["jax", "0.7.0"]]
-    assert full["hotter_from"] == 2
 
 
 def test_hours_are_sums_of_step_times_or_of_the_parts_of_an_earlier_version(full):

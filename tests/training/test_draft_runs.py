@@ -72,7 +72,7 @@ def test_where_the_policy_moves_the_second_pass_samples_less(tmp_path, drafts, r
 
 
 TIS, UNIFORM = named_correction("tis"), ZeroVarianceConfig(rl_zvp=False)
-GROWTH = ZeroVarianceConfig(rl_zvp=True, grow_to=8, grow_temperature=1.3)
+GROWTH = ZeroVarianceConfig(rl_zvp=True, grow_to=8)
 SETTINGS = {
     "replay": {
         "group_size": 2,
@@ -80,7 +80,7 @@ SETTINGS = {
         "zero_variance": UNIFORM,
         "hooks": (GroupReplay(groups=4, max_age=4),),
     },
-    "growth": {"group_size": 2, "correction": TIS, "zero_variance": GROWTH},
+    "growth": {"group_size": 2, "zero_variance": GROWTH},
     "packed rows": {"packed_row_tokens": 112},
 }
 

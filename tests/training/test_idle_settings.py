@@ -122,10 +122,6 @@ def test_a_pod_configuration_has_the_whole_recipe(file):
         (dict(correction=TIS, partial_prompts=1), dict(correction=TIS)),
         (dict(correction=TIS, one_step_off=True), dict(correction=TIS)),
         (dict(correction=TIS, **REPLAYING), dict(correction=TIS)),
-        (
-            dict(correction=TIS, zero_variance=ZeroVarianceConfig(grow_to=8, grow_temperature=1.5)),
-            dict(correction=TIS, zero_variance=ZeroVarianceConfig(grow_to=8)),
-        ),
     ],
 )
 def test_a_correction_of_what_is_the_same_is_told(acts, idle):

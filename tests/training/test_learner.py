@@ -28,7 +28,7 @@ from compass_jax.config.sampling import ResamplingConfig
 from compass_jax.model.moe import empty_routes
 from compass_jax.model.routes import put_routes
 from compass_jax.model.transformer import Transformer, init_params
-from compass_jax.records import HOTTER, StepArrays
+from compass_jax.records import EARLIER, StepArrays
 from compass_jax.rl.bucketing import MicroBatch
 from compass_jax.rl.corrections.sequence import SequenceMask
 from compass_jax.rl.corrections.tis import Tis
@@ -133,25 +133,26 @@ def account(arrays, training_logp):
     return {name: x for name, x in metrics.items() if name.startswith("mismatch/")}
 
 
-def test_the_mismatch_of_samples_at_another_temperature_is_apart():
+def test_the_mismatch_of_samples_of_earlier_steps_is_apart():
     arrays = samples(0)
-    hotter = np.arange(16) % 4 >= 2
-    logp = np.where(hotter[:, None], -4.0, -3.0)
-    separate = account(dataclasses.replace(arrays, columns={HOTTER: hotter}), logp)
+    earlier = np.arange(16) % 4 >= 2
+    logp = np.where(earlier[:, None], -4.0, -3.0)
+    separate = account(dataclasses.replace(arrays, columns={EARLIER: earlier}), logp)
     assert separate["mismatch/kl_k3"] == separate["mismatch/extreme_frac"] == 0
     assert separate["mismatch/ess"] == 1 and separate["mismatch/logp_abs_diff"] == 0
-    assert separate["mismatch/hotter/logp_abs_diff"] == pytest.approx(1)
-    assert separate["mismatch/hotter/extreme_frac"] == 1
+    assert separate["mismatch/earlier/logp_abs_diff"] == pytest.approx(1)
+    assert separate["mismatch/earlier/extreme_frac"] == 1
     together = account(arrays, logp)
     assert together["mismatch/extreme_frac"] > 0.3  # an alarm over a healthy rollout
-    assert not any(name.startswith("mismatch/hotter") for name in together)
-    # a fault of the other samples is not hidden by them, and a step without growth logs neither
+    assert not any(name.startswith("mismatch/earlier") for name in together)
+    # a fault of the other samples is not hidden by them, and a step without any logs neither
     faulty = account(
-        dataclasses.replace(arrays, columns={HOTTER: hotter}), np.where(hotter[:, None], -3, -4)
+        dataclasses.replace(arrays, columns={EARLIER: earlier}),
+        np.where(earlier[:, None], -3, -4),
     )
-    assert faulty["mismatch/extreme_frac"] == 1 and faulty["mismatch/hotter/extreme_frac"] == 0
-    no_hotter = account(dataclasses.replace(arrays, columns={HOTTER: np.zeros(16, bool)}), logp)
-    assert no_hotter == together
+    assert faulty["mismatch/extreme_frac"] == 1 and faulty["mismatch/earlier/extreme_frac"] == 0
+    fresh = account(dataclasses.replace(arrays, columns={EARLIER: np.zeros(16, bool)}), logp)
+    assert fresh == together
 
 
 @pytest.mark.parametrize("epochs", [1, 2])

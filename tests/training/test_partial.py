@@ -160,10 +160,6 @@ BAD = {
         {"zero_variance": ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True)},
         "dynamic sampling",
     ),
-    "temperature": (
-        {"zero_variance": ZeroVarianceConfig(rl_zvp=True, grow_to=8, grow_temperature=1.5)},
-        "grow_temperature",
-    ),
     "too many": ({"partial_prompts": 5}, "0..rl.prompts_per_step = 4"),
     "negative": ({"partial_prompts": -1}, "partial_prompts = -1: must be >= 0"),
 }

@@ -6,13 +6,9 @@ import numpy as np
 import pytest
 import variants
 from logged import lines
-from stops import stop_at_sample
 
-from compass_jax.config import ZeroVarianceConfig
 from compass_jax.experience.growth import is_uniform
 from compass_jax.records import Score
-from compass_jax.rollout.collect import Collection
-from compass_jax.training.rl import run_rl
 
 
 def configured(directory, **rl):
@@ -73,42 +69,3 @@ def test_groups_that_are_uniform_grow_until_they_vary_and_the_others_do_not(grow
             m["correction/weight_mean"] == pytest.approx(1, abs=1e-5)
             and m["correction/dropped_frac"] == 0
         )
-
-
-HOTTER = {"zero_variance": ZeroVarianceConfig(rl_zvp=True, grow_to=12, grow_temperature=2.0)}
-
-
-@pytest.mark.slow
-def test_each_doubling_samples_at_a_higher_temperature_which_the_correction_sees(
-    tmp_path, monkeypatch
-):
-    """The rounds are at 1, 2 and 4 times the temperature, also if a stop in the second round cuts
-    the step in two; only grown samples are off policy.
-    """
-    rounds = []
-
-    def watched(self, real=Collection.__iter__):
-        if self.sample_keys is not None:
-            rounds.append((self.sampler.temperature, len(self.sample_keys)))
-        return real(self)
-
-    monkeypatch.setattr(Collection, "__iter__", watched)
-    run_rl(configured(tmp_path / "whole", **HOTTER))
-    counts = {t: [n for s, n in rounds if s == t] for t, _ in rounds}
-    metrics = [row["metrics"] for row in lines(tmp_path / "whole")]
-    assert set(counts) == {1.0, 2.0, 4.0} and len(counts[1.0]) == len(metrics)
-    grown_groups = [row["zero_variance/grown_groups"] for row in metrics]
-    assert counts[2.0] == [4 * n for n in grown_groups if n]
-    gaps = [row.get("mismatch/hotter/logp_abs_diff", 0.0) for row in metrics]
-    usual = [row["mismatch/logp_abs_diff"] for row in metrics]
-    assert max(usual) < 1e-5  # samples at the run's temperature
-    assert any(grown_groups) and all(
-        (gap > 1e-3) == (n > 0) and (n > 0 or gap < 1e-5)
-        for gap, n in zip(gaps, grown_groups, strict=True)
-    ), gaps
-    stop_at_sample(monkeypatch, 18)
-    assert run_rl(configured(tmp_path / "cut", **HOTTER))["stopped"]
-    assert not run_rl(configured(tmp_path / "cut", **HOTTER))["stopped"]
-    assert [row["samples"] for row in lines(tmp_path / "cut", "rollouts")] == [
-        row["samples"] for row in lines(tmp_path / "whole", "rollouts")
-    ]

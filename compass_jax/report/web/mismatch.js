@@ -1,12 +1,11 @@
 // Rollout against training: how far their log-probs are apart, whether the replay holds, and the
 // tokens that differ most.
 
-// The tokens with the largest difference: [size, group, sample, token]. Samples from the place `hotter`
-// of a group on were drawn at another temperature, and differ by intent.
-function farthest(groups, most, hotter) {
+// The tokens with the largest difference: [size, group, sample, token].
+function farthest(groups, most) {
   const all = [];
   for (const g of groups) {
-    for (const s of g.samples.slice(0, hotter ?? undefined)) {
+    for (const s of g.samples) {
       if (!s.values || s.values.logp_diff === undefined) continue;
       for (let i = 0; i < s.values.text.length; i++) {
         const v = valueAt(s.values.logp_diff, i);
@@ -53,7 +52,7 @@ function mismatchSection() {
   });
   listeners.run.push(() => {
     const run = current();
-    const { sizes, top } = farthest(run.groups, 12, run.hotter_from);
+    const { sizes, top } = farthest(run.groups, 12);
     if (!sizes.length) {
       clear(tokens, el("p", { class: "empty", text: run.has_tokens
         ? "No numbers of single tokens have room on this page."
@@ -75,6 +74,5 @@ function mismatchSection() {
   });
   listeners.step.push(() => charts.forEach((c) => c.mark(xNow())));
   return section("mismatch", "Rollout, training and replay",
-    "One policy is computed twice: by the rollout, and by the training before its first update. Samples that "
-    + "growth drew at another temperature are apart.", grid, tokens);
+    "One policy is computed twice: by the rollout, and by the training before its first update.", grid, tokens);
 }
