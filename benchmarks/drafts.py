@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import experiments, rl_runs, tokens_report
+from benchmarks.targets import means_of_evaluations
 from benchmarks.tokens_to_accuracy import (
     Cell,
     Scale,
@@ -46,7 +47,6 @@ from benchmarks.tokens_to_accuracy import (
 )
 from compass_jax.allocator import tune_allocator
 from compass_jax.config import Drafts, RunConfig
-from compass_jax.report.targets import means_of_evaluations
 from compass_jax.rollout.drafts import Coupled, Lenient
 from compass_jax.runs.compiled import keep_programs
 from compass_jax.runs.rundir import write_atomically

@@ -13,13 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import rl_runs
-from compass_jax.report.targets import (
-    Curve,
-    cost_to_stay,
-    means_of_evaluations,
-    means_over,
-    target_of,
-)
+from benchmarks.targets import cost_to_stay, means_of_evaluations, target_of
+from compass_jax.report.targets import Curve, means_over
 
 Row = Mapping[str, Any]
 Smooth = Callable[[Curve], list[list[float]]]

@@ -13,17 +13,13 @@ import pytest
 
 from benchmarks import experiments, tokens_report
 from benchmarks import tokens_to_accuracy as experiment
+from benchmarks.targets import cost_to_stay, means_of_evaluations, target_of
 from benchmarks.tokens_report import Ratio
 from compass_jax.configs import mostly_hard_cpu
 from compass_jax.data.keep import kept_prompts
 from compass_jax.data.prompts import heldout_prompts, train_prompts
 from compass_jax.data.sft import sft_examples
-from compass_jax.report.targets import (
-    cost_to_stay,
-    means_of_evaluations,
-    means_over,
-    target_of,
-)
+from compass_jax.report.targets import first_passage, means_over
 from compass_jax.session import load_tokenizer
 
 
@@ -73,6 +69,9 @@ def test_the_cost_is_that_from_which_the_smoothed_curve_stays_at_the_target():
     assert cost_to_stay(means, 0.6) == (pytest.approx(450), True)
     assert cost_to_stay(means, 0.75) == (500, False)
     assert cost_to_stay(means, 0.05) == (0, True)
+    assert first_passage(means, 0.35) == pytest.approx(100 * 0.25 / 0.3)
+    assert first_passage(means, 0.6) == pytest.approx(450)
+    assert first_passage(means, 0.75) is None and first_passage(means, 0.05) == 0
 
 
 def test_ratios_are_paired_by_seed_and_a_missed_target_is_a_lower_bound():

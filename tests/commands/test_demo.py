@@ -1,38 +1,22 @@
-"""The demo's summary, and (slow) the full demo with a few updates."""
+"""The demo's configurations and sentences, and (slow) the full demo with a few updates."""
 
 import dataclasses
-import io
 import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.console import Console
+from logged import lines
 from tokenizers import Tokenizer
 
 from compass_jax.commands import demo
 from compass_jax.commands.parsing import parse
 from compass_jax.config.io import read_config
-from compass_jax.experience.evaluate import Evaluation
 from compass_jax.experience.paired import read_summary
-from compass_jax.report import ReportError, summary_table
+from compass_jax.report import ReportError
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.weights.hf_config import read_hf_config
-
-
-def evaluation(shift):
-    labels = {"easy": (30, 0.5 + shift, 0.6 + shift), "hard": (10, 0.1 + shift, 0.0)}
-    return Evaluation(4, 40, 0.4 + shift, 0.7, 0.45 + shift, 0, labels)
-
-
-def test_the_table_has_a_row_for_each_difficulty_and_one_for_all():
-    rows = demo.difficulty_rows(evaluation(0.0), evaluation(0.25))
-    assert [row["task"] for row in rows] == ["easy", "hard", "all"] and [
-        row["prompts"] for row in rows
-    ] == [30, 10, 40]
-    assert (rows[0]["SFT avg@4"], rows[0]["RL avg@4"], rows[1]["RL greedy"]) == (0.5, 0.75, 0.0)
-    assert (rows[2]["SFT avg@4"], rows[2]["RL avg@4"], rows[2]["RL greedy"]) == (0.4, 0.65, 0.7)
 
 
 def test_both_runs_share_everything_but_their_place_and_start(tmp_path):
@@ -49,26 +33,16 @@ def test_both_runs_share_everything_but_their_place_and_start(tmp_path):
     assert rl.rl.step_policy.n0 == 2 < rl.rl.group_size and rl.rl.zero_variance.posterior
 
 
-METRICS = {
-    "waste/tokens_generated": [400.0, 600.0],
-    "response_length/mean": [10.0, 15.0],
-    "groups/varied_frac": [0.75, 0.75],
-    "waste/frac_verifier_signal": [0.5, 1.0],
-    "waste/frac_shaping_signal": [0.25, 0.0],
-    "waste/frac_entropy_signal": [0.25, 0.0],
-    "waste/frac_none": [0.0, 0.0],
-}
+METRICS = {"waste/tokens_generated": [400.0, 600.0], "response_length/mean": [10.0, 15.0]}
 
 
 def write_metrics(folder, steps):
     folder.mkdir(exist_ok=True)
-    lines = []
+    rows = []
     for i in range(steps):
         metrics = {name: x[i % 2] for name, x in METRICS.items()}
-        if i == 0:
-            metrics["eval/heldout/avg_at_k"] = 0.6  # one evaluation within the run
-        lines.append({"step": i + 1, "stage": "rl", "metrics": metrics})
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        rows.append({"step": i + 1, "stage": "rl", "metrics": metrics})
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def test_the_baseline_has_the_same_start_and_data_and_is_plain_grpo(tmp_path):
@@ -103,75 +77,94 @@ def test_the_baseline_ends_with_the_step_that_reaches_the_tokens_of_the_run(tmp_
     assert reached == [False, False, False, True, True]
 
 
-def write_answers(folder, right):
-    """Writes an evaluation of ten prompts, of which the first `right` are solved."""
-    folder.mkdir(parents=True)
-    settings = {"right_at": 1.0, "top_k": 0}
-    one = {"k": 2, "temperature": 1.0}
-    summary = {"settings": settings, "sets": {"heldout": one}}
-    (folder / "summary.json").write_text(json.dumps(summary))
-    for i in range(10):
-        samples = [{"outcome": "ok", "reward": float(i < right)}] * 3
-        row = {"set": "heldout", "id": i, "prompt": str(i), "samples": samples}
-        with open(folder / "answers.jsonl", "a") as file:
-            file.write(json.dumps(row) + "\n")
+def arm(before, after, accuracies=(), tokens=1000, seconds=6.0, no_signal=0.75):
+    """Returns a run of ten steps with an evaluation in each of the first ones."""
+    steps = np.arange(1, 11)
+    series = {
+        "waste/tokens_generated": (steps, np.full(10, float(tokens))),
+        "waste/frac_none": (steps, np.full(10, no_signal)),
+        "time/step_s": (steps, np.full(10, seconds)),
+        "eval/heldout/avg_at_k": (steps[: len(accuracies)], np.array(accuracies, float)),
+    }
+    return demo.Arm(series, before, after)
 
 
-@pytest.mark.parametrize(("steps", "title"), [(2, "at equal generated tokens"), (3, "40% more")])
-def test_the_end_shows_both_runs_on_one_screen_and_the_difference_of_their_answers(
-    tmp_path, steps, title
-):
-    rl = demo.demo_configs(tmp_path, 7)[1]
-    write_metrics(tmp_path / "rl", 2)
-    write_metrics(tmp_path / "grpo", steps)
-    write_answers(tmp_path / "rl" / "evaluation", 7)
-    write_answers(tmp_path / "grpo" / "evaluation", 6)
-    directories = rl.directory, demo.baseline_config(rl).directory
-    comparison = demo.against_grpo(*directories, evaluation(0.0), evaluation(0.3), evaluation(0.2))
-    console = Console(width=80, file=io.StringIO())
-    console.print(summary_table(comparison.rows, title=comparison.title))
-    screen = console.file.getvalue()
-    for text in (title, "0.400 -> 0.700", "0.400 -> 0.600"):
-        assert text in screen
-    # 0.4 at the start, 0.6 after 400 tokens, 0.7 or 0.6 (the baseline) after all
-    ends = {"run": (1000, 0.7), "baseline": (1000 if steps == 2 else 1400, 0.6)}
-    expected = demo.costs_to_target(
-        *([[0, 0.4], [400, 0.6], [tokens, accuracy]] for tokens, accuracy in ends.values())
-    )
-    assert comparison.to_target == pytest.approx(expected) and expected["reached"]
-    assert 0.5 < expected["ratio"] <= 1
-    assert comparison.words.startswith("accuracy: 10.0 points above plain GRPO's")
-    assert comparison.words.endswith("10 prompts, one seed): these prompts show no difference")
+def line(start, end, steps):
+    """Returns the accuracies of nine steps that rise in a line for `steps` and then stay."""
+    return [min(end, start + (end - start) * i / steps) for i in range(1, 10)]
 
 
-def line(tokens, accuracy, total):
-    """Returns a curve from 0.1 to an accuracy, which it then keeps."""
-    return [[0.0, 0.1], [float(tokens), accuracy], [float(total), accuracy]]
+RUN = arm(0.2, 0.6, line(0.2, 0.6, 4), no_signal=0.25)
 
 
-@pytest.mark.parametrize(
-    ("run", "baseline", "words"),
-    [
-        (line(50_000, 0.5, 1e6), line(1e5, 0.5, 1e6), "; plain GRPO needed 1"),
-        (line(1, 0.1, 2e5), line(9e4, 0.5, 1e6), "not reached with 200,000 tokens; plain GRPO"),
-        (line(1e5, 0.5, 1e6), line(1, 0.1, 1e6), "plain GRPO gained nothing"),
-    ],
-)
-def test_the_tokens_to_the_accuracy_of_plain_grpo(run, baseline, words):
-    assert words in demo.target_in_words(demo.costs_to_target(run, baseline))
-
-
-def test_the_ratio_is_that_of_the_tokens_where_the_means_stay_at_the_target():
-    """One curve gains in a straight line over 400,000 of 1,000,000 tokens, the other over 800,000.
-    The means over a quarter of the tokens follow the line, so that 90% of the gain takes at most
-    90% of its tokens.
+def test_the_three_sentences_name_the_accuracy_the_costs_and_the_share_that_taught():
+    """The run rises from 0.2 to 0.6 in 4 of 10 steps, GRPO in 8. The means over a quarter of the
+    tokens (1,250 to each side) are at the end value that much later than the curves.
     """
-    curves = [[[0.0, 0.0], [x, 1.0], [2e6, 1.0]] for x in (8e5, 1.6e6)]
-    costs = demo.costs_to_target(*([[t / 2, a] for t, a in points] for points in curves))
-    line_end = {"tokens": 4e5, "baseline_tokens": 8e5}
-    for name, end in line_end.items():
-        assert 0.85 * end < costs[name] <= end
-    assert costs["reached"] and 0.5 <= costs["ratio"] < 0.55
+    grpo = arm(0.2, 0.6, line(0.2, 0.6, 8), seconds=12.6)
+    accuracy, cost, taught = demo.results(RUN, grpo, 40, 2)
+    assert accuracy == (
+        "On 40 held-out prompts the model's accuracy (avg@2) was 0.200 before RL and is 0.600"
+        " after it."
+    )
+    assert cost == (
+        "An accuracy of 0.600 (a mean over 25% of the tokens) took this run 5,250 tokens and 0.5"
+        " minutes, and plain GRPO 9,250 tokens and 1.9 minutes."
+    )
+    assert taught == (
+        "Of this run's 10,000 tokens 75% taught (they had a training signal), of plain GRPO's"
+        " 10,000 tokens 25%."
+    )
+
+
+def test_the_share_that_taught_is_of_tokens_and_not_of_steps():
+    run = arm(0.2, 0.6)
+    run.series["waste/tokens_generated"][1][:] = [9100] + [100] * 9
+    run.series["waste/frac_none"][1][0] = 0.0
+    assert "Of this run's 10,000 tokens 93% taught" in demo.results(run, RUN, 40, 2)[2]
+
+
+def test_grpo_that_never_has_the_accuracy_is_told_with_what_it_reached():
+    """The best mean of GRPO is that of its plateau."""
+    grpo = arm(0.2, 0.3, line(0.2, 0.4, 4)[:8], tokens=1100)
+    assert demo.cost_sentence(RUN, grpo) == (
+        "An accuracy of 0.600 (a mean over 25% of the tokens) took this run 5,250 tokens and 0.5"
+        " minutes; plain GRPO never had it and reached 0.400 with 11,000 tokens and 1.0 minutes."
+    )
+
+
+@pytest.mark.parametrize("after", [0.2, 0.1])
+def test_a_run_without_a_gain_has_no_costs_to_compare(after):
+    run = arm(0.2, after, line(0.2, after, 4))
+    assert demo.cost_sentence(run, arm(0.2, 0.6, line(0.2, 0.6, 4))) == (
+        "This run gained no accuracy to compare costs at, and plain GRPO reached 0.600 with 10,000"
+        " tokens and 1.0 minutes."
+    )
+
+
+def test_a_missing_metric_is_named_and_the_other_sentences_stand():
+    def without(name):
+        return RUN._replace(series={x: y for x, y in RUN.series.items() if x != name})
+
+    whole = demo.results(RUN, RUN, 40, 2)
+    for name, places in (("waste/tokens_generated", {1, 2}), ("waste/frac_none", {2})):
+        for pair in ((without(name), RUN), (RUN, without(name))):
+            sentences = demo.results(*pair, 40, 2)
+            assert {i for i in range(3) if sentences[i] != whole[i]} == places
+            for i in places:
+                assert "is not known" in sentences[i] and name in sentences[i]
+    cost = demo.cost_sentence(RUN, without("time/step_s"))
+    assert cost.endswith("and plain GRPO 5,250 tokens (its minutes were not logged).")
+
+
+def test_numbers_that_are_not_finite_are_not_known():
+    unknown = RUN._replace(before=math.nan)
+    accuracy, cost, taught = demo.results(unknown, RUN, 40, 2)
+    assert "was not known before RL and is 0.600 after it" in accuracy
+    assert "is not known: an accuracy is missing" in cost and "75% taught" in taught
+    steps, tokens = RUN.series["waste/tokens_generated"]
+    cut = {"waste/tokens_generated": (steps, np.where(steps == 3, np.nan, tokens))}
+    assert "is not known" in demo.taught_sentence(RUN._replace(series=RUN.series | cut), RUN)
 
 
 def test_an_evaluation_without_a_number_is_no_point_of_the_curve():
@@ -179,14 +172,13 @@ def test_an_evaluation_without_a_number_is_no_point_of_the_curve():
         "waste/tokens_generated": (np.array([1, 2, 3]), np.array([10.0, 20.0, 30.0])),
         "eval/heldout/avg_at_k": (np.array([1, 2]), np.array([math.nan, 0.4])),
     }
-    assert demo.curve(series, 0.1, 0.5) == [[0.0, 0.1], [30.0, 0.4], [60.0, 0.5]]
+    assert demo.Arm(series, 0.1, 0.5).curve() == [[0.0, 0.1], [30.0, 0.4], [60.0, 0.5]]
 
 
 def test_the_last_lines_name_the_page_and_commands_that_the_package_knows(tmp_path):
-    summary = {"wall_s": 600.0, "peak_memory_bytes": 2**30}
-    lines = demo.last_lines(tmp_path, tmp_path / "rl" / "page.html", summary)
-    assert f"{tmp_path}/rl/page.html" in lines and "wall time: 10.0 min" in lines
-    commands = [line.split() for line in lines.splitlines() if line.startswith("  compass ")]
+    text = demo.last_lines(tmp_path, tmp_path / "rl" / "page.html")
+    assert f"{tmp_path}/rl/page.html" in text
+    commands = [words.split() for words in text.splitlines() if words.startswith("  compass ")]
     assert [words[1] for words in commands] == ["show", "compare", "serve"]
     options = {"show": ["--varied"]}
     for _, name, *words in commands:
@@ -196,17 +188,21 @@ def test_the_last_lines_name_the_page_and_commands_that_the_package_knows(tmp_pa
 
 
 def test_the_start_is_read_from_its_evaluation(tmp_path):
-    first = evaluation(0.0)
-    labels = {name: list(x) for name, x in first.labels.items()}
+    labels = {"easy": [30, 0.5, 0.6], "hard": [10, 0.1, 0.0]}
     summary = {"k": 4, "prompts": 40, "unscored": 0, "avg_at_k": 0.4, "pass_at_k": 0.7}
-    summary |= {"labels": labels}
-    (tmp_path / "summary.json").write_text(json.dumps(summary | {"greedy": None}))
+    summary |= {"labels": labels, "greedy": None}
+    (tmp_path / "summary.json").write_text(json.dumps(summary))
     start = read_summary(tmp_path)
     assert (start.k, start.prompts, start.avg_at_k) == (4, 40, 0.4) and math.isnan(start.greedy)
-    assert start.labels == first.labels
+    assert start.labels == {name: tuple(x) for name, x in labels.items()}
     (tmp_path / "summary.json").write_text("{}")
     with pytest.raises(ReportError, match="no summary of an evaluation"):
         read_summary(tmp_path)
+
+
+def tokens_of(directory):
+    """Returns the generated tokens of a run."""
+    return sum(row["metrics"]["waste/tokens_generated"] for row in lines(directory))
 
 
 def ids_of(folder):
@@ -215,27 +211,27 @@ def ids_of(folder):
 
 
 @pytest.mark.slow
-def test_the_quick_demo_ends_with_a_summary_a_comparison_an_export_and_a_page(tmp_path, capsys):
+def test_the_quick_demo_ends_with_three_sentences_an_export_and_a_page(tmp_path, capsys):
     summary = demo.run_demo(str(tmp_path), seed=3, quick=True)
     assert json.loads((tmp_path / "summary.json").read_text()) == summary
-    expected = {"sft_avg_at_2", "rl_avg_at_2", "sft_greedy", "rl_greedy", "wall_s", "to_target"}
-    assert expected <= summary.keys()
-    assert summary["to_target"].keys() >= {"target"}
-    assert summary["heldout_prompts"] == 64 and 0 <= summary["rl_avg_at_2"] <= 1
-    rows = {row.pop(""): row for row in summary["against_grpo"]}
-    run_tokens, grpo_tokens = (int(x.replace(",", "")) for x in rows["generated tokens"].values())
+    assert summary["heldout_prompts"] == 64
+    for name in ("sft_avg_at_2", "rl_avg_at_2", "grpo_avg_at_2"):
+        assert 0 <= summary[name] <= 1
+    run_tokens, grpo_tokens = (tokens_of(tmp_path / name) for name in ("rl", "grpo"))
     # GRPO ends with the step that reaches the run's tokens, or with its last step.
-    last_step = rows["steps"]["plain GRPO"] == str(read_config(tmp_path / "grpo").rl.steps)
-    assert (
-        0 < run_tokens <= grpo_tokens or last_step
-    ) and 0.8 * run_tokens < grpo_tokens < 1.5 * run_tokens
+    last_step = len(lines(tmp_path / "grpo")) == read_config(tmp_path / "grpo").rl.steps
+    assert 0 < run_tokens <= grpo_tokens or last_step
+    assert 0.8 * run_tokens < grpo_tokens < 1.5 * run_tokens
     exported = Path(summary["hf_dir"])
     model, ids = demo.demo_configs(tmp_path, 3)[1].model, ids_of(exported)
     # the export leaves out vocabulary rows without an id
     assert read_hf_config(exported) == dataclasses.replace(model, vocab_size=ids)
     assert Path(summary["page"]).stat().st_size > 20_000
     output = capsys.readouterr().out
-    assert ("fewer tokens" in output) == (grpo_tokens < 0.95 * run_tokens)
+    accuracy, cost, taught = summary["sentences"]
+    assert f"{summary['sft_avg_at_2']:.3f} before RL" in accuracy and "plain GRPO" in cost
+    assert f"Of this run's {run_tokens:,.0f} tokens" in taught
+    assert "\n".join(summary["sentences"]) + "\nreport page of both runs: " in output
     assert summary["page"] in output and "next:\n  compass show" in output
     # a second call only reads the finished demo
     repeat = demo.run_demo(str(tmp_path), seed=3, quick=True)
