@@ -15,11 +15,14 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import math
 import time
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from compass_jax.aliases import JsonObject
 from compass_jax.config import (
     ComputeConfig,
     DataConfig,
@@ -34,7 +37,7 @@ from compass_jax.config import (
 )
 from compass_jax.curate.merge import METHODS, method_of
 from compass_jax.curate.merge_folders import merge_folders
-from compass_jax.curate.merge_sweep import run_sweep
+from compass_jax.curate.merge_sweep import averaged, run_sweep
 from compass_jax.training.sft import run_sft
 from compass_jax.weights.convert import export_hf
 
@@ -116,7 +119,30 @@ def sweep(name: str, model: ModelConfig, out: Path, method: str, steps: int) -> 
 
     config = config_of(model, folder, "base", BASE_STEPS)
     rows = run_sweep(merge, WEIGHTS, config, folder / method, {"model": name, "method": method})
+    plot_sweep(rows, folder / method / "sweep.png")
     return {"model": name, "seconds": round(time.perf_counter() - started, 1), "rows": rows}
+
+
+def plot_sweep(rows: Sequence[JsonObject], path: Path) -> None:
+    """Plots the accuracy of each label and set against the first model's weight."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    for label in rows[0]["labels"]:
+        style = {"color": "black", "linewidth": 2} if label == "all" else {"linewidth": 1}
+        accuracies = [row["labels"][label]["avg_at_k"] for row in rows]
+        heights = [math.nan if x is None else x for x in accuracies]
+        places = [row["weight"] for row in rows]
+        axes.plot(places, heights, marker="o", markersize=4, label=label, **style)
+    axes.set(
+        xlabel="weight of the first model (the second has the rest)",
+        ylabel=f"accuracy, {averaged(rows)}",
+        ylim=(-0.02, 1.02),
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.legend(loc="outside right upper", frameon=False)
+    figure.savefig(path, dpi=120)
 
 
 def main(argv: list[str] | None = None) -> None:

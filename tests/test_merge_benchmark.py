@@ -47,6 +47,16 @@ def test_each_part_of_the_sweep_is_a_run_that_can_be(tmp_path):
             assert (config.init_from == "") == (part == "base")
 
 
+def test_a_sweep_is_drawn_with_accuracies_that_are_unknown(tmp_path):
+    accuracies = ({"all": 0.5, "set/mine": None}, {"all": 0.7, "set/mine": 0.2})
+    rows = [
+        {"weight": n, "k": 4, "labels": {name: {"avg_at_k": x} for name, x in row.items()}}
+        for n, row in enumerate(accuracies)
+    ]
+    merge_sweep.plot_sweep(rows, tmp_path / "sweep.png")
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG")
+
+
 @pytest.mark.slow
 def test_a_merge_is_measured(tmp_path, capfd):
     merge.main(["--smoke", "--out", str(tmp_path / "merge"), "--method", "ties"])

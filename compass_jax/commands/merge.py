@@ -13,7 +13,7 @@ from compass_jax.commands.configured import keep_compiled, load_config
 from compass_jax.commands.options import Merge
 from compass_jax.curate.merge import MergeError, method_of, routers_from, shard_bytes
 from compass_jax.curate.merge_folders import merge_folders
-from compass_jax.curate.merge_sweep import PICTURE, averaged, run_sweep
+from compass_jax.curate.merge_sweep import SUMMARY, averaged, run_sweep
 from compass_jax.experience.evaluate import NOTHING_TO_EVALUATE
 from compass_jax.families.find import check
 from compass_jax.report import summary_table
@@ -95,5 +95,5 @@ def _sweep(options: Merge, merge: Any) -> int:
     ]
     title = f"{options.method}: accuracy, {averaged(rows)}"
     Console(soft_wrap=True).print(summary_table(table, title=title))
-    print(f"written: {Path(options.out) / PICTURE}, and the numbers beside it")
+    print(f"written: {Path(options.out) / SUMMARY}")
     return 0

@@ -1,7 +1,7 @@
 """`compass merge --sweep`: accuracy by domain against the weight of the first of two parents.
 
 OUT/sweep.jsonl has one line per evaluated weight; the same command resumes after the last one.
-OUT/sweep.json has all rows and their settings. OUT/sweep.png is the plot.
+OUT/sweep.json has all rows and their settings.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from compass_jax.runs.rundir import FolderLock, write_atomically
 from compass_jax.untrusted import parse_json, read_lines
 from compass_jax.weights.digests import of_bytes
 
-LINES, SUMMARY, PICTURE = "sweep.jsonl", "sweep.json", "sweep.png"
+LINES, SUMMARY = "sweep.jsonl", "sweep.json"
 Merge = Callable[[tuple[float, float], Path], Any]  # (weights, new folder)
 
 
@@ -77,7 +77,6 @@ def run_sweep(
         rows = [done[weight] for weight in sorted(done)]
         text = json.dumps({"settings": settings, "rows": rows}, indent=2)
         write_atomically(lock.path / SUMMARY, text + "\n")
-        plot_sweep(rows, lock.path / PICTURE)
     return rows
 
 
@@ -122,28 +121,3 @@ def _done(file: Path, settings: JsonObject) -> dict[float, JsonObject]:
     header, *rows = lines
     require_same_settings(file.parent, header, settings, ())
     return {row["weight"]: row for row in rows}
-
-
-def plot_sweep(rows: Sequence[JsonObject], path: Path) -> None:
-    """Plots the accuracy of each label and set against the first model's weight."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    for label in rows[0]["labels"]:
-        style = {"color": "black", "linewidth": 2} if label == "all" else {"linewidth": 1}
-        accuracies = [row["labels"][label]["avg_at_k"] for row in rows]
-        heights = [math.nan if x is None else x for x in accuracies]
-        places = [row["weight"] for row in rows]
-        axes.plot(places, heights, marker="o", markersize=4, label=label, **style)
-    axes.set(
-        xlabel="weight of the first model (the second has the rest)",
-        ylabel=f"accuracy, {averaged(rows)}",
-        ylim=(-0.02, 1.02),
-    )
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(loc="outside right upper", frameon=False)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
