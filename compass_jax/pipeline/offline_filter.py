@@ -4,8 +4,8 @@ RL, and selects the prompts to train on.
     compass filter CONFIG --checkpoint DIR --out DIR [--samples 8] [--low 0] [--high 1]
 
 Writes OUT/pass_rates.jsonl, one line for each finished prompt (the same command continues an
-interrupted one), OUT/histogram.png and OUT/summary.json. RL reads the file with `data.keep_file`,
-and reports the generated tokens of the estimate as waste/filter_tokens.
+interrupted one), and OUT/summary.json. RL reads the file with `data.keep_file`, and reports the
+generated tokens of the estimate as waste/filter_tokens.
 """
 
 from __future__ import annotations
@@ -72,10 +72,8 @@ def run_filter(
     try:
         rows = _rates(policy, scored, checkpoint, bounds, lock)
         summary = summarise(rows, samples)
-        rates = [row.pass_rate for row in rows if row.known]
         if is_main_process():
             write_atomically(lock.path / "summary.json", json.dumps(summary, indent=2) + "\n")
-            plot_histogram(rates, samples, lock.path / "histogram.png")
     finally:
         lock.__exit__()
     console = Console(soft_wrap=True, quiet=not is_main_process())
@@ -219,23 +217,3 @@ def _table(rows: Sequence[PassRate]) -> list[JsonObject]:
             }
         )
     return out
-
-
-def plot_histogram(rates: Sequence[float], samples: int, path: Path) -> None:
-    """Draws the number of prompts by pass rate; the two ends, without signal, are grey."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    counts = np.bincount(np.rint(np.asarray(rates) * samples).astype(int), minlength=samples + 1)
-    figure, axes = plt.subplots(figsize=(7, 4), layout="constrained")
-    colours = ["#B8B8B8" if i in (0, samples) else "#0072B2" for i in range(samples + 1)]
-    axes.bar(np.arange(samples + 1) / samples, counts, width=0.8 / samples, color=colours)
-    axes.set(
-        xlabel=f"pass rate of {samples} samples (grey: always wrong, always right)",
-        ylabel="prompts",
-    )
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=120)
-    plt.close(figure)

@@ -95,7 +95,6 @@ def test_rates_what_is_kept_the_picture_and_the_account(trained, tmp_path, verdi
         row.tokens for row in rows.values()
     )
     assert summary == json.loads((tmp_path / "summary.json").read_text(), object_hook=_ints)
-    assert (tmp_path / "histogram.png").stat().st_size > 5000
     remaining, tokens, measured = kept_prompts(prompts, str(tmp_path / "pass_rates.jsonl"))
     expected = {2: (2, 4), 3: (0, 0)}  # right and known answers
     assert [(m.prompt.id, m.right, m.known) for m in measured] == [
