@@ -27,6 +27,13 @@ PLANS = {
     "qwen3_30b_a3b_v6e_16x16": "v6e:16x16",
     "qwen3_235b_a22b_tpu7x_4x4x4": "tpu7x:4x4x4",
 }
+COLOURS = {  # of the parts of a program's memory
+    "live": "#9aa5b1",
+    "arguments": "#3b6ea5",
+    "results": "#6fb07f",
+    "temporary": "#d98c3f",
+    "code": "#8d6cab",
+}
 
 
 def make(name: str, out: Path) -> None:
@@ -40,7 +47,7 @@ def make(name: str, out: Path) -> None:
         "--topology",
         PLANS[name],
     ]
-    command += ["--json", "--png", str(out / f"{name}.png")]
+    command.append("--json")
     started = time.perf_counter()
     completed = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     plan = json.loads(completed.stdout.splitlines()[-1])
@@ -52,6 +59,38 @@ def make(name: str, out: Path) -> None:
         resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20, 2
     )
     (out / f"{name}.json").write_text(json.dumps(plan, indent=1) + "\n")
+    draw(plan, out / f"{name}.png")
+
+
+def draw(plan: dict[str, Any], png: Path) -> None:
+    """Draws a bar for each program against the chip's memory, in GiB per chip. A program that the
+    compiler refused has no parts.
+    """
+    from matplotlib.figure import Figure
+
+    programs, limit = plan["programs"], plan["hbm_limit_gib"]
+    figure = Figure(figsize=(9, 1.6 + 0.34 * len(programs)), layout="constrained")
+    axes = figure.subplots()
+    compiled = {name: x["memory_gib_per_chip"] for name, x in programs.items()}
+    compiled = {name: memory for name, memory in compiled.items() if memory}
+    starts = [0.0] * len(compiled)
+    for part, colour in COLOURS.items():
+        sizes = [memory[part] for memory in compiled.values()]
+        axes.barh(list(compiled), sizes, left=starts, color=colour, label=part, height=0.7)
+        starts = [a + b for a, b in zip(starts, sizes, strict=True)]
+    for name in [x for x in programs if x not in compiled]:
+        size, style = programs[name]["gib_per_chip"] or 0, {"edgecolor": "#b03a3a", "hatch": "//"}
+        axes.barh([name], [size], color="none", height=0.7, **style)
+    axes.axvline(limit, color="#b03a3a", linewidth=1.2)
+    axes.annotate(" usable", (limit, -0.6), color="#b03a3a", fontsize=8, annotation_clip=False)
+    axes.invert_yaxis()
+    axes.set_xlabel("GiB per chip")
+    axes.set_title(f"{plan['planned']} on {plan['topology']}", loc="left", fontsize=11)
+    anchor = (0.5, -0.12 - 0.6 / (len(programs) + 4))
+    place = {"loc": "upper center", "bbox_to_anchor": anchor}
+    axes.legend(ncols=len(COLOURS), fontsize=8, frameon=False, **place)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(png, dpi=130)
 
 
 def _sent(program: dict[str, Any]) -> float:

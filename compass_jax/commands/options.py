@@ -185,8 +185,6 @@ class Plan(Configured):
     """
     topology: Named = ""
     """TPUs to plan for: v5p:4x4x4, v6e:16x16, tpu7x:4x4x4, ..."""
-    png: File = ""
-    """Picture of every program's memory."""
     samplers: int = 0
     """Plan one of this number of samplers (samplers.address), on --topology; 0: the training."""
     answer_tokens: int = 0

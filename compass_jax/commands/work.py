@@ -115,7 +115,7 @@ def filter_prompts(options: commands.Filter, config: RunConfig) -> int:
 def plan(options: commands.Plan, config: RunConfig) -> int:
     """Compiles every program of a step for TPUs; returns 0 if the run fits in memory, else 1."""
     from compass_jax.plan.programs import Step, topology_devices
-    from compass_jax.plan.report import draw_plan, print_plan
+    from compass_jax.plan.report import print_plan
     from compass_jax.plan.run import make_plan
     from compass_jax.tpu_versions import check_versions
 
@@ -134,8 +134,6 @@ def plan(options: commands.Plan, config: RunConfig) -> int:
         from compass_jax.plan.search import search
 
         search(config, options.topology, options.search, console)
-    if options.png:
-        console.print(f"picture: {draw_plan(result, options.png)}")
     if options.json:
         print(json.dumps(result.summary()))
     return 0 if result.fits else 1

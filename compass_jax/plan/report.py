@@ -1,11 +1,9 @@
-"""A plan for people: tables, and a picture of the memory."""
+"""A plan for people, in tables."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable
-from pathlib import Path
 
 from rich.console import Console
 
@@ -93,54 +91,3 @@ def _work_row(x: CompiledProgram, bound: Bound, chip: Chip) -> JsonObject:
     sent_per_chip = sent or "nothing"
     seconds |= {"limited by": bound.by, "compiler s": f"{estimated:.3g}" if estimated else ""}
     return {"program": x.name, "sent per chip": sent_per_chip, **seconds}
-
-
-def draw_plan(plan: Plan, png: str | os.PathLike) -> Path:
-    """Draws a bar for each program against the chip's memory, in GiB per chip."""
-    from matplotlib.figure import Figure
-
-    per_chip, rows = plan.chip.devices, [x for x in plan.programs if x.memory is not None]
-    figure = Figure(figsize=(9, 1.6 + 0.34 * len(plan.programs)), layout="constrained")
-    axes, left = figure.subplots(), [0.0] * len(rows)
-    for name, colour in (
-        ("live", "#9aa5b1"),
-        ("arguments", "#3b6ea5"),
-        ("results", "#6fb07f"),
-        ("temporary", "#d98c3f"),
-        ("code", "#8d6cab"),
-    ):
-        sizes = [getattr(x.memory, name) * per_chip / GIB for x in rows]
-        axes.barh([x.name for x in rows], sizes, left=left, color=colour, label=name, height=0.7)
-        left = [a + b for a, b in zip(left, sizes, strict=True)]
-    for x in plan.programs:
-        if x.memory is None:
-            axes.barh(
-                [x.name],
-                [max(x.needs, 0) * per_chip / GIB],
-                color="none",
-                edgecolor="#b03a3a",
-                hatch="//",
-                height=0.7,
-            )
-    axes.axvline(plan.limit * per_chip / GIB, color="#b03a3a", linewidth=1.2)
-    axes.annotate(
-        " usable",
-        (plan.limit * per_chip / GIB, -0.6),
-        color="#b03a3a",
-        fontsize=8,
-        annotation_clip=False,
-    )
-    axes.invert_yaxis()
-    axes.set_xlabel("GiB per chip")
-    axes.set_title(f"{plan.title} on {plan.topology}", loc="left", fontsize=11)
-    axes.legend(
-        ncols=5,
-        fontsize=8,
-        frameon=False,
-        loc="upper center",
-        bbox_to_anchor=(0.5, -0.12 - 0.6 / (len(plan.programs) + 4)),
-    )
-    axes.spines[["top", "right"]].set_visible(False)
-    Path(png).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(png, dpi=130)
-    return Path(png)

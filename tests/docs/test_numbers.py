@@ -7,7 +7,7 @@ from statistics import mean, median
 
 import pytest
 
-from benchmarks import drafts
+from benchmarks import drafts, plans
 from benchmarks.targets import means_of_evaluations
 from benchmarks.tokens_report import interval, over_window, ratios
 
@@ -186,6 +186,14 @@ def test_plans():
             f"{plan['hbm_limit_gib']:.1f}",
         )
     assert "needs 68.7 GiB of 92.2" in README
+
+
+def test_a_plan_is_drawn_with_a_program_that_the_compiler_refused(tmp_path):
+    plan = json.loads((RESULTS / "plans" / "qwen3_30b_a3b_v5p_4x4x4.json").read_text())
+    for name, size in (("refused", 120.0), ("of unknown size", None)):
+        plan["programs"][name] = {"memory_gib_per_chip": None, "gib_per_chip": size}
+    plans.draw(plan, tmp_path / "plan.png")
+    assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_pod_programs():

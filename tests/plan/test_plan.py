@@ -54,7 +54,7 @@ def plan(tmp_path, *options):
 
 @pytest.mark.slow
 def test_a_step_is_compiled_and_its_memory_is_what_its_arrays_take(tmp_path):
-    options = "--answer-tokens", "4000", "--png", str(tmp_path / "plan.png")
+    options = "--answer-tokens", "4000"
     code, report, text = plan(tmp_path, "--topology", "v5p:2x2x1", *options)
     assert (
         code == 0 and report["fits"] and report["hbm_gib_per_chip"] < report["hbm_limit_gib"] < 95
@@ -79,7 +79,6 @@ def test_a_step_is_compiled_and_its_memory_is_what_its_arrays_take(tmp_path):
     )
     assert programs["forward 32768"]["collectives"]["all-gather"]["count"] > 6  # for each layer
     assert programs["apply"]["bound_s"]["by"] == "HBM" and report["step_bound_s"] > 0
-    assert (tmp_path / "plan.png").stat().st_size > 10_000
     assert "small fits v5p:2x2x1" in text and "bound on an RL step" in text
     assert report["answer_tokens"] == 4000
     assert 0 < report["step_shorter_s"] < 0.9 * report["step_modelled_s"]
