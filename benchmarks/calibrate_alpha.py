@@ -184,7 +184,7 @@ def probe(
     for rows in learner.updates:
         prepared, _ = learner.prepare(scored, rows)
         parts: list[list[Diagnostics]] = [[] for _ in objectives]
-        for batch in learner.batches(scored, rows, prepared):
+        for batch in learner._passes(scored).batches(scored.update_of(rows), prepared):
             logp, *_ = score(
                 learner.model,
                 learner.params,

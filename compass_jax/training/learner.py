@@ -258,14 +258,6 @@ class Learner:
         metrics = update_metrics([diagnostics], [self.apply(grads)], [account])
         return {**metrics, "skipped_updates": float(self.state.skipped)}
 
-    def batches(
-        self, scored: Scored, rows: slice, prepared: Prepared
-    ) -> Iterator[step.UpdateBatch]:
-        """Yields the micro-batches of one update, without idle rows, while they are transferred to
-        the devices.
-        """
-        return self._passes(scored).batches(scored.update_of(rows), prepared)
-
     def routes_on_mesh(self, routes: Tree) -> Tree:
         """Moves routes to the training devices; routes of other devices may pass through
         the host.
