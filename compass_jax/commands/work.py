@@ -152,7 +152,7 @@ def import_hf(options: commands.ImportHf) -> int:
     return 0
 
 
-def _write_model(out: str, write: Callable[[], Any]) -> int:
+def _write_model(out: str, write: Callable[[], object]) -> int:
     """Calls `write`, which writes a model into the new folder `out`; prints the next command."""
     with NewFolderLock(out):
         path = write()
@@ -268,7 +268,7 @@ def report(options: commands.Report) -> int:
     return 0
 
 
-def _printer() -> tuple[Console, Any]:
+def _printer() -> tuple[Console, Callable[[str], None]]:
     """Returns a console, and its function that prints a line unchanged."""
     console = Console(soft_wrap=True)
     return console, partial(console.print, highlight=False, markup=False)
