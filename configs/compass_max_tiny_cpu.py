@@ -49,7 +49,7 @@ from compass_jax.config.stages import (
 from compass_jax.rl.objectives.espo import Espo
 
 TOKENIZER = str(Path(__file__).resolve().parent / "tiny_judge_tokenizer")
-LESSONS = "compass_jax.gym.lessons"
+LESSONS = "compass_jax.configs.tiny_tasks.lessons"
 SEEN = (("seed", 1),)  # the base's rows differ from the parents'
 HASTY = (("each", 1500), ("worked", 0.25), ("hasty", True))
 
@@ -58,9 +58,9 @@ def _eval_set(name: str, rows: str) -> EvalSet:
     return EvalSet(name, (FileSource(f"stage:{rows}/rows.jsonl", label=name, verifier="exact"),))
 
 
-SUMS = TaskSource(f"{LESSONS}:task", label="sums")
+SUMS = TaskSource(f"{LESSONS}:sums", label="sums")
 # each comes twice in a pass: sums are a fifth of the prompts
-PRICES = TaskSource("compass_jax.gym.prices:judged", label="prices", repeat=2, gold="exact")
+PRICES = TaskSource(f"{LESSONS}:prices", label="prices", repeat=2, gold="exact")
 SETS = (_eval_set("reasoning", "asked-chains"), _eval_set("domain", "asked-prices"))
 
 

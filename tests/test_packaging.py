@@ -83,6 +83,14 @@ def test_an_installed_package_finds_its_configuration_by_name_from_an_empty_fold
     tokenizer = site / "compass_jax" / "configs" / "tiny_tokenizer"
     assert str(tokenizer) in planned.stdout
     assert "520 held out" in planned.stdout
+    # the shipped pipeline's rows, made here, and judged in a worker
+    planned = run("pipeline", "compass_max_tiny_cpu", "--dry-run")
+    assert planned.returncode == 0, planned.stderr
+    assert "1 asked-chains: rows of nothing" in planned.stdout
+    task = "compass_jax.configs.tiny_tasks.lessons:sums"
+    judged = run("try", task, "--response", "<answer>none</answer>")
+    assert judged.returncode == 0, judged.stderr
+    assert '"prompt": "Sum: ' in judged.stdout and "reward      0" in judged.stdout
     assert "compass demo" in run("demo", "--help").stdout
     refused = run("train", "tyni")
     assert refused.returncode == 2 and refused.stderr.count("\n") == 1
