@@ -29,7 +29,7 @@ import numpy as np
 
 from benchmarks import gym_bfcl
 from compass_jax.config import DataConfig, FileSource, RewardConfig
-from compass_jax.gym import human_eval
+from compass_jax.data import human_eval
 from compass_jax.processes import guards
 from compass_jax.records import Prompt, Score
 from compass_jax.rewards.score import Scorer

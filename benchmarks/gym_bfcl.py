@@ -23,7 +23,7 @@ from typing import Any
 
 from compass_jax.chat.base import any_format, read_calls
 from compass_jax.chat.calls import ToolCall
-from compass_jax.gym import bfcl
+from compass_jax.data import bfcl
 from compass_jax.verifiers.kinds.tools import verdict
 
 OTHER = "zq"  # in no possible answer

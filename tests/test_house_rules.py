@@ -176,7 +176,7 @@ def test_the_core_imports_without_what_it_does_not_need(modules):
 def test_a_reward_worker_imports_no_jax():
     result = run_blocked(
         ("jax", "jaxlib", "flax"),
-        ("verifiers.base", "rewards.worker", "tasks", "gym.human_eval", "config"),
+        ("verifiers.base", "rewards.worker", "tasks", "data.human_eval", "config"),
     )
     assert result.returncode == 0, result.stderr
 

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import difflib
 import importlib
-import pkgutil
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from compass_jax import gym
 from compass_jax.commands.options import Tasks
 from compass_jax.config import ConfigError, DataConfig, FileSource, ProceduralSource, TaskSource
 from compass_jax.config.data import Source
@@ -23,6 +21,11 @@ from compass_jax.tasks.task import Task
 from compass_jax.verifiers.base import kinds
 
 OWN_SCORERS = "reasoning_gym"
+SHIPPED = (
+    "compass_jax.data.bfcl",
+    "compass_jax.data.human_eval",
+    "compass_jax.gym.shop",
+)  # modules with tasks
 MOST_SHOWN = 110  # maximum characters of a row in the list
 
 
@@ -45,12 +48,12 @@ def datasets() -> list[str]:
 
 def shipped() -> dict[str, Task]:
     """Returns the tasks of this package by the names that a TaskSource uses."""
-    tasks = {}
-    for module in pkgutil.iter_modules(gym.__path__, f"{gym.__name__}."):
-        for name, value in vars(importlib.import_module(module.name)).items():
-            if isinstance(value, Task):
-                tasks[f"{module.name}:{name}"] = value
-    return tasks
+    return {
+        f"{module}:{name}": value
+        for module in SHIPPED
+        for name, value in vars(importlib.import_module(module)).items()
+        if isinstance(value, Task)
+    }
 
 
 def source_of(name: str) -> Source:

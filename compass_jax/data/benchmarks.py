@@ -64,7 +64,7 @@ def mathematics(row: Row, path: str) -> Row:
 
 
 def human_eval(row: Row, path: str) -> Row:
-    """Converts a problem of HumanEval (arXiv 2107.03374) to the form of gym/human_eval.py."""
+    """Converts a problem of HumanEval (arXiv 2107.03374) to the form of data/human_eval.py."""
     return _with_columns(row, {}, **program_row(row))
 
 
@@ -128,7 +128,7 @@ def mbpp(row: Row, path: str) -> Row:
 
 
 def bfcl(row: Row, path: str) -> Row:
-    """Converts a single-turn request of BFCL to the form of gym/bfcl.py.
+    """Converts a single-turn request of BFCL to the form of data/bfcl.py.
 
     The possible answers are the row's `ground_truth`. If it is missing, they come from the file of
     the same name in the sibling folder possible_answer, where the published set has them. A file
@@ -138,7 +138,7 @@ def bfcl(row: Row, path: str) -> Row:
     if len(turns) != 1:
         raise ValueError(
             f"it has {len(turns)} turns, and a row is one request; take the task"
-            " compass_jax.gym.bfcl:multi_turn_base for such conversations"
+            " compass_jax.data.bfcl:multi_turn_base for such conversations"
         )
     name, answer = str(row["id"]), row.get("ground_truth")
     if answer is None and "irrelevance" not in Path(path).name:

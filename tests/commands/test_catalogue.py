@@ -21,7 +21,7 @@ def test_every_verifier_task_and_data_set_is_listed(capsys, monkeypatch):
     few = {name: task for name, task in shipped().items() if name.endswith(("short_1", "short_8"))}
     assert set(few) == {f"compass_jax.gym.shop:short_{n}" for n in (1, 8)}
     shop_tasks = {f"compass_jax.gym.shop:{n}" for n, x in vars(shop).items() if isinstance(x, Task)}
-    assert shop_tasks < set(shipped()) and "compass_jax.gym.human_eval:problems" in shipped()
+    assert shop_tasks < set(shipped()) and "compass_jax.data.human_eval:problems" in shipped()
     monkeypatch.setattr(catalogue, "shipped", lambda: few)
     assert main(["tasks"]) == 0
     output = capsys.readouterr().out
@@ -69,7 +69,7 @@ def test_what_cannot_be_had_is_said_in_its_place(tmp_path, monkeypatch):
         ("maths", "did you mean 'math'"),
         ("chain_sums", "did you mean 'chain_sum'"),
         ("shop", "did you mean 'compass_jax.gym.shop:"),
-        ("human_eval", "did you mean 'compass_jax.gym.human_eval:problems'"),
+        ("human_eval", "did you mean 'compass_jax.data.human_eval:problems'"),
         ("compass_jax.gym.shop:tusk", "did you mean task"),
         ("qqqqqq", "compass tasks lists all"),
         ("judge", "a run asks it"),

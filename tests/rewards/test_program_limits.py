@@ -15,8 +15,8 @@ from test_program_verdicts import fenced, judged
 from test_score import drain
 
 from compass_jax.config import ConfigError, DataConfig, FileSource, RewardConfig, TaskSource
+from compass_jax.data import human_eval
 from compass_jax.errors import UserError
-from compass_jax.gym import human_eval
 from compass_jax.processes import guards, seccomp
 from compass_jax.records import Score
 from compass_jax.rewards import detect
@@ -26,7 +26,7 @@ from compass_jax.verifiers import program_files
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:os.fork\(\) was called:RuntimeWarning")
 DATA = DataConfig(sources=(FileSource("rows.jsonl", verifier="code", answer_field=""),))
-PROBLEMS = DataConfig(sources=(TaskSource("compass_jax.gym.human_eval:problems"),))
+PROBLEMS = DataConfig(sources=(TaskSource("compass_jax.data.human_eval:problems"),))
 ROW = {"tests": ["assert f(20) == 22"], "seconds": 8.0, "memory_mb": 400}
 SITE = sysconfig.get_paths()["purelib"]
 

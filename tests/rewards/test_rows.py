@@ -10,7 +10,7 @@ from test_hostile import prompt as prompt_of
 from test_program_verdicts import fenced, judged
 
 from compass_jax.config import DataConfig, FileSource, RewardConfig
-from compass_jax.gym import human_eval
+from compass_jax.data import human_eval
 from compass_jax.rewards.faults import VerifierError
 from compass_jax.rewards.joined import check_rows
 from compass_jax.rewards.score import Scorer
@@ -95,7 +95,7 @@ def test_rows_that_can_be_judged_have_no_fault(monkeypatch):
         {"setup": "\tx = 1".strip() + "\ndef f(x):\n\t# adds\n", "tests": ["assert f(1) == 3"]},
         *itertools.islice(
             human_eval.rows(), 0, None, 8
-        ),  # one process a row; the slow tests of gym check all rows
+        ),  # one process a row; a slow test checks all rows
     ]
     assert [fault for fault in code.row_faults(rows) if fault] == []
     for text in ("    return sum(xs)\n", "def total(xs):\n    return sum(xs)\n"):

@@ -5,8 +5,8 @@ versions that these tasks do not need:
 
     pip install --no-deps bfcl-eval
 
-    TaskSource("compass_jax.gym.bfcl:single_turn")
-    TaskSource("compass_jax.gym.bfcl:multi_turn_base")
+    TaskSource("compass_jax.data.bfcl:single_turn")
+    TaskSource("compass_jax.data.bfcl:multi_turn_base")
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from compass_jax.chat.base import Message as Answer
 from compass_jax.chat.base import read_calls
 from compass_jax.chat.calls import ToolCall
 from compass_jax.data.benchmarks import tool_of
-from compass_jax.gym.human_eval import data_folder
+from compass_jax.data.human_eval import data_folder
 from compass_jax.tasks.environment import MOST_CHARS, Environment, Message, Turn
 from compass_jax.tasks.task import Task
 from compass_jax.untrusted import parse_json, read_lines

