@@ -17,6 +17,8 @@ import jax
 from compass_jax.config import RunConfig
 from compass_jax.config.io import config_to_json
 
+ROOT = Path(__file__).resolve().parents[1]
+
 
 def finished(path: str | os.PathLike) -> list[dict[str, Any]]:
     """Returns the rows written so far, oldest first; none if the file does not exist. A last line
@@ -72,7 +74,9 @@ def config_hash(config: RunConfig) -> str:
     }
     folder = settings["data"]["tokenizer"]
     settings["data"]["tokenizer"] = Path(folder).name
-    return hashlib.blake2b(json.dumps(settings, sort_keys=True).encode(), digest_size=6).hexdigest()
+    # the file of an example's task has an absolute path
+    text = json.dumps(settings, sort_keys=True).replace(f"{ROOT}/", "")
+    return hashlib.blake2b(text.encode(), digest_size=6).hexdigest()
 
 
 def commit() -> str:

@@ -1,4 +1,4 @@
-"""The gain of a tiny model in the shop (configs/shop_tiny_cpu.py) from RL over whole conversations.
+"""The gain of a tiny model in the shop (examples/shop) from RL over whole conversations.
 
     python -m benchmarks.shop [--out runs/shop] [--seeds 0 1] [--smoke]
 
@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,23 +24,20 @@ from compass_jax.allocator import tune_allocator
 from compass_jax.commands.configured import load_config
 from compass_jax.config import MoEConfig, RunConfig
 from compass_jax.experience.evaluate import evaluate_weights
-from compass_jax.gym import shop
 from compass_jax.runs.rundir import write_atomically
 from compass_jax.training.rl import run_rl
 from compass_jax.training.sft import run_sft
+from examples.shop import shop
 
-CONFIG = Path(__file__).resolve().parent.parent / "configs" / "shop_tiny_cpu.py"
+EXAMPLE = Path(shop.__file__).resolve().parent
 CARELESS = 0.5  # of the goals in the cold start's conversations
 EACH = 100  # requests of each number of calls and language in the cold start
 
 
 def write_conversations(file: Path, seed: int, calls: Sequence[int], careless: float) -> None:
-    """Writes the cold start's conversations, as `python -m compass_jax.gym.shop` does."""
-    random_ = random.Random(f"{seed} clerks")
-    requests = shop.rows(seed, calls, EACH)
-    talks = [talk for row in requests for talk in shop.clerks(row, careless, random_)]
+    """Writes the cold start's conversations, as `python examples/shop/shop.py` does."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, "".join(json.dumps({"messages": talk}) + "\n" for talk in talks))
+    write_atomically(file, shop.cold_start(seed, calls, EACH, careless))
 
 
 def cold_start(
@@ -58,7 +54,7 @@ def configuration(seed: int, folder: Path, smoke: bool) -> RunConfig:
     """Returns the configuration of a seed's runs, without their directory; each held-out request is
     sampled 8 times.
     """
-    config = load_config(str(CONFIG))
+    config = load_config(str(EXAMPLE / "shop_tiny_cpu.py"))
     sft = dataclasses.replace(config.sft, files=(str(folder / "shop.jsonl"),))
     data = dataclasses.replace(config.data, eval_prompts=256)
     evaluation, rl = dataclasses.replace(config.evaluation, k=8), config.rl

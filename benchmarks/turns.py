@@ -1,4 +1,4 @@
-"""Experiment: RL over whole conversations in the shop (compass_jax/gym/shop.py) of 1, 2, 4 and 8
+"""Experiment: RL over whole conversations in the shop (examples/shop) of 1, 2, 4 and 8
 calls; the reward at the end against one for each turn; RL-ZVP and growth on or off.
 
     python -m benchmarks.turns [--out runs/turns] [--seeds 0 1 2] [--only VARIANT ...] [--smoke]
@@ -34,9 +34,10 @@ from compass_jax.config import (
     ZeroVarianceConfig,
     named_correction,
 )
-from compass_jax.gym import shop
 from compass_jax.runs.rundir import write_atomically
+from examples.shop import shop
 
+TASKS = shop_rl.EXAMPLE / "shop.py"
 REWARDS = {"end": "short", "each turn": "rewarded"}  # name of the shop's task
 STAGES = {
     "no stages": ZeroVarianceConfig(rl_zvp=False),
@@ -87,7 +88,7 @@ def variant_config(name: str, seed: int, folder: Path, cold_starts: Path, smoke:
     config = start_config(seed, cold_starts, smoke)
     prompt, after = ROOM[calls]
     length = prompt + after
-    source = TaskSource(f"compass_jax.gym.shop:{REWARDS[reward]}_{calls}", label=f"shop_{calls}")
+    source = TaskSource(f"{TASKS}:{REWARDS[reward]}_{calls}", label=f"shop_{calls}")
     rl = dataclasses.replace(
         config.rl,
         buckets=(length,),

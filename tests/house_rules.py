@@ -60,7 +60,6 @@ LAYERS = {
     "chat": {"untrusted", "chat"},
     "tools": {"chat"},
     "tasks": {"config", "untrusted", "chat", "tasks"},
-    "gym": {"config", "untrusted", "chat", "tasks", "gym"},
     "rewards": {"records", "config", "untrusted", "chat", "tasks", "verifiers", "rewards"},
     "rewards.penalties": set(),
     "verifiers": {"untrusted", "chat", "verifiers"},

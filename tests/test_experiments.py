@@ -19,7 +19,7 @@ from benchmarks import (
     turns,
     zero_variance_audit,
 )
-from compass_jax.gym import shop
+from examples.shop import shop
 
 
 def audit(name, folder):

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks import turns
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.gym import shop
+from examples.shop import shop
 
 
 @pytest.mark.parametrize("calls", shop.CALLS)

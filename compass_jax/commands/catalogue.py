@@ -21,11 +21,7 @@ from compass_jax.tasks.task import Task
 from compass_jax.verifiers.base import kinds
 
 OWN_SCORERS = "reasoning_gym"
-SHIPPED = (
-    "compass_jax.data.bfcl",
-    "compass_jax.data.human_eval",
-    "compass_jax.gym.shop",
-)  # modules with tasks
+SHIPPED = ("compass_jax.data.bfcl", "compass_jax.data.human_eval")  # modules with tasks
 MOST_SHOWN = 110  # maximum characters of a row in the list
 
 

@@ -205,8 +205,7 @@ def drafts() -> Picture:
 ROOMS = (
     (("commands, library", "what a person calls"),),
     (("pipeline", "stages, one after another"), ("plan", "a pod's step, compiled")),
-    (("training", "learner, updates, the loop"), ("curate", "training data, merged models"),
-     ("gym", "tasks to train on")),
+    (("training", "learner, updates, the loop"), ("curate", "training data, merged models")),
     (("experience", "samples in flight, evaluation"), ("serving", "HTTP, gRPC")),
     (("rollout", "engine, batcher, paged cache"), ("report", "the page of a run")),
     (("data", "prompts, rows, tokenizer"), ("weights", "checkpoints, sync")),

@@ -1,40 +1,40 @@
 """`compass tasks` lists every verifier, task and data set, each with its description."""
 
 import json
+import sys
 
 import pytest
 from reasoning_gym.factory import DATASETS
 
-from compass_jax.commands import catalogue
 from compass_jax.commands.catalogue import entry_of, shipped, source_of
 from compass_jax.commands.cli import main
 from compass_jax.config import ConfigError
 from compass_jax.errors import UserError
-from compass_jax.gym import shop
-from compass_jax.tasks import Task
 from compass_jax.tasks.rows import decode_row
 from compass_jax.verifiers.base import kinds
+from examples.shop import shop
 
 
 def test_every_verifier_task_and_data_set_is_listed(capsys, monkeypatch):
-    """The tasks are those that the modules define; only two of them are read, which is faster."""
-    few = {name: task for name, task in shipped().items() if name.endswith(("short_1", "short_8"))}
-    assert set(few) == {f"compass_jax.gym.shop:short_{n}" for n in (1, 8)}
-    shop_tasks = {f"compass_jax.gym.shop:{n}" for n, x in vars(shop).items() if isinstance(x, Task)}
-    assert shop_tasks < set(shipped()) and "compass_jax.data.human_eval:problems" in shipped()
-    monkeypatch.setattr(catalogue, "shipped", lambda: few)
+    """The tasks are listed with and without the packages that have their data."""
+    monkeypatch.setitem(sys.modules, "bfcl_eval", None)
     assert main(["tasks"]) == 0
     output = capsys.readouterr().out
     for name, kind in kinds().items():
         assert f"  {name}: 1 where {kind.about}\n" in output
-    rows = len(list(shop.short_8.prompts(0)))
-    about = f"shop:short_8: a conversation of up to 10 turns; {rows:,} rows; en, id, pt\n"
-    assert about in output and f"reasoning-gym's {len(DATASETS)} data sets" in output
+    assert "  compass_jax.data.human_eval:problems: code; 164 rows\n" in output
+    bfcl = [name for name in shipped() if name.startswith("compass_jax.data.bfcl:")]
+    assert len(bfcl) == len(shipped()) - 1 == 5
+    for name in bfcl:
+        words = "tools" if "single" in name else "a conversation of up to 64 turns"
+        assert f"  {name}: {words}\n      the data are in the package bfcl_eval" in output
+    assert f"reasoning-gym's {len(DATASETS)} data sets" in output
     assert set(output.splitlines()[-1].strip().split(", ")) == set(DATASETS)
 
 
 def test_an_example_is_a_row_that_the_verifier_reads():
-    entry = entry_of("compass_jax.gym.shop:easy")
+    entry = entry_of(f"{shop.__file__}:easy")
+    assert entry.verifier == "a conversation of up to 4 turns"
     assert entry.languages == ("en", "id", "pt") and entry.rows == len(list(shop.easy.prompts(0)))
     assert "prices" in decode_row(entry.row)["shop"]
     row = decode_row(entry_of("chain_sum", seed=3).row)
@@ -68,9 +68,9 @@ def test_what_cannot_be_had_is_said_in_its_place(tmp_path, monkeypatch):
     [
         ("maths", "did you mean 'math'"),
         ("chain_sums", "did you mean 'chain_sum'"),
-        ("shop", "did you mean 'compass_jax.gym.shop:"),
+        ("multi_turn", "did you mean 'compass_jax.data.bfcl:multi_turn_"),
         ("human_eval", "did you mean 'compass_jax.data.human_eval:problems'"),
-        ("compass_jax.gym.shop:tusk", "did you mean task"),
+        ("compass_jax.data.human_eval:problem", "did you mean problems"),
         ("qqqqqq", "compass tasks lists all"),
         ("judge", "a run asks it"),
     ],

@@ -10,12 +10,12 @@ from compass_jax.commands.catalogue import rows_of, source_of
 from compass_jax.commands.cli import main
 from compass_jax.commands.trial import Trial, reasons
 from compass_jax.config import ProceduralSource
-from compass_jax.gym.shop import conversation
 from compass_jax.records import Score
 from compass_jax.tasks.rows import decode_row
 from compass_jax.verifiers.base import kinds
+from examples.shop import shop
 
-SHORT = "compass_jax.gym.shop:short_1"
+SHORT = f"{shop.__file__}:short_1"
 AT = ("--endpoint", "http://127.0.0.1:1/v1", "--model", "m")
 OWN = """
 import time
@@ -72,7 +72,7 @@ def test_a_row_of_a_data_set_is_chosen_by_number(tried):
 
 def test_a_conversation_is_judged_turn_by_turn(tried):
     row = decode_row(rows_of(source_of(SHORT), 0)[0].row)
-    turns = [one["content"] for one in conversation(row) if one["role"] == "assistant"]
+    turns = [one["content"] for one in shop.conversation(row) if one["role"] == "assistant"]
     words = [word for text in turns for word in ("--response", text)]
     result, _, _ = tried(SHORT, *words)
     assert (result["reward"], result["why"]) == ("1", "the conversation is over")

@@ -23,6 +23,7 @@ from compass_jax.from_files import engine_config
 from compass_jax.rewards import endpoint
 from compass_jax.runs.rundir import FolderLock, RunDirectoryInUse
 from compass_jax.weights.hf import save_params
+from examples.shop import shop
 
 SUMS = [(2, 3), (4, 5), (1, 1)]
 
@@ -341,7 +342,7 @@ def test_a_damaged_line_and_a_folder_in_use_are_named(prompts, tmp_path):
         (["--endpoint", "http://h/v1", "--key-env", "sk-1"], "distil.key_env must be the name"),
         (["--temperature", "0"], "4 samples of a prompt would be the same answer"),
         (["--reward", "judge"], "distil.reward = 'judge': a verifier that says right or wrong"),
-        (["--data", "compass_jax.gym.shop:short_1"], "names a task of several turns"),
+        (["--data", f"{shop.__file__}:short_1"], "names a task of several turns"),
         (["--model", "no/folder"], "--model no/folder: there is no such folder"),
     ],
 )

@@ -209,6 +209,6 @@ def test_a_weighted_source_survives_json_and_is_written_on_the_command_line():
 
 def test_nobody_says_before_a_run_what_a_task_may_give():
     base = tiny_run()
-    task = dataclasses.replace(base.data, sources=(TaskSource("compass_jax.gym.shop:shop"),))
+    task = dataclasses.replace(base.data, sources=(TaskSource("my_tasks:task"),))
     assert spread(task.sources[0]) is None
     dataclasses.replace(base, data=task).validate_for_rl()

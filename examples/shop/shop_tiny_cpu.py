@@ -1,9 +1,9 @@
 """Tiny model in the shop on a laptop CPU: a short cold start on conversations of careful and
 careless clerks, then RL over whole conversations of two or three turns, in three languages.
 
-    python -m compass_jax.gym.shop shop.jsonl --careless 0.5
-    compass sft   configs/shop_tiny_cpu.py --sft.files shop.jsonl
-    compass train configs/shop_tiny_cpu.py                starts from that SFT
+    python examples/shop/shop.py shop.jsonl --careless 0.5
+    compass sft examples/shop/shop_tiny_cpu.py
+    compass train examples/shop/shop_tiny_cpu.py                starts from that SFT
 
 Metric: eval/heldout/avg_at_k, the share of conversations after which the shop is in the required
 state. The cold start learns both kinds of clerk; RL learns that looking up and the customer's own
@@ -30,7 +30,8 @@ from compass_jax.config import (
 )
 from compass_jax.rl.objectives.espo import Espo
 
-TOKENIZER = str(Path(__file__).resolve().parent / "tiny_tokenizer")
+HERE = Path(__file__).resolve().parent
+TOKENIZER = str(HERE.parents[1] / "configs" / "tiny_tokenizer")
 
 
 def shop_tiny_cpu() -> RunConfig:
@@ -58,7 +59,7 @@ def shop_tiny_cpu() -> RunConfig:
             slots=128, prompt_buckets=(64,), max_new_tokens=128, tokens_per_call=8, cache_bucket=96
         ),
         data=DataConfig(
-            sources=(TaskSource("compass_jax.gym.shop:easy", label="shop"),),
+            sources=(TaskSource(f"{HERE}/shop.py:easy", label="shop"),),
             heldout_frac=0.3,
             eval_prompts=128,
             tokenizer=TOKENIZER,

@@ -1,17 +1,24 @@
 """The shop: each row can be solved in its number of calls, and only the final state counts."""
 
+import hashlib
 import json
 import random
 import subprocess
 import sys
 
 import pytest
+from test_examples import EXAMPLES, commands
 
-from compass_jax.gym import shop
-from compass_jax.gym.shop import Call, calls_in
+from compass_jax.commands.cli import main
+from compass_jax.commands.configured import load_config
+from compass_jax.tasks.environment import MOST_CHARS
+from compass_jax.training.idle_settings import idle_settings
+from examples.shop import shop
+from examples.shop.shop import Call, calls_in
 
 ROWS = list(shop.rows(0, shop.CALLS, 30))
-PLAY = shop.short.verify
+PLAY = shop.task.verify
+README = EXAMPLES / "shop" / "README.md"
 
 
 def played(row, *texts):
@@ -50,6 +57,17 @@ def test_rows_follow_from_the_seed_and_are_distinct():
         len(prompts) == len(ROWS)
         and len(prompts & {row["prompt"] for row in other}) < len(prompts) / 2
     )
+
+
+def test_the_rows_are_those_of_the_measurements():
+    """The raw results in benchmarks/results are of these requests and conversations."""
+    text = json.dumps(list(shop.task.prompts(0)))
+    digests = [hashlib.blake2b(x.encode(), digest_size=8).hexdigest() for x in (text, talks())]
+    assert digests == ["f7a2970a3ea4beef", "bb344b84f7ac1111"]
+
+
+def talks():
+    return shop.cold_start(0, (1, 2), 100, 0.5)
 
 
 def test_rewards_of_turns_sum_to_what_was_reached():
@@ -142,17 +160,21 @@ def test_careless_clerks_look_nothing_up_and_order_one():
     assert 0.4 < reached / (shop.COPIES * len(alone)) < 0.65
 
 
-def test_conversations_for_a_cold_start_are_written(tmp_path):
-    file = tmp_path / "c.jsonl"
-    command = [sys.executable, "-m", "compass_jax.gym.shop", str(file), "--each", "4"]
-    subprocess.run(command, check=True, capture_output=True, timeout=60)
-    conversations = [json.loads(line)["messages"] for line in file.read_text().splitlines()]
-    assert len(conversations) == 4 * 2 * 3
-    assert {m["role"] for messages in conversations for m in messages} == {
-        "user",
-        "assistant",
-        "tool",
-    }
+def test_the_readmes_commands_write_a_cold_start_and_open_everything(at_home, capsys):
+    (script, *runs) = [words for _, words in commands(README)]
+    assert script[:2] == ["python", "examples/shop/shop.py"]
+    subprocess.run([sys.executable, *script[1:]], check=True, capture_output=True, timeout=60)
+    assert (at_home / "shop.jsonl").read_text() == talks()
+    assert [words[:2] for words in runs] == [["compass", "sft"], ["compass", "train"]]
+    for words in runs:
+        assert main([*words[1:], "--dry-run"]) == 0
+        captured = capsys.readouterr()
+        assert "name = " in captured.out and "warning" not in captured.out + captured.err
+
+
+def test_each_setting_of_the_configuration_acts():
+    config = load_config(str(EXAMPLES / "shop" / "shop_tiny_cpu.py")).validate_for_rl()
+    assert list(idle_settings(config.rl, config.policy, config.scored, 10_000, 5)) == []
 
 
 @pytest.mark.parametrize("calls", shop.CALLS)
@@ -161,3 +183,25 @@ def test_clerks_answer_every_request_whatever_a_careless_one_did_before(calls):
     random_ = random.Random(0)
     for row in shop.rows(0, (calls,), 100):
         assert len(shop.clerks(row, 0.5, random_)) == shop.COPIES
+
+
+ONE = next(iter(shop.rows(0, [1], 1, ["en"])))
+MANY = {
+    "objects without a call": "[" + "{}," * 400 + "{}]",
+    "calls in tags": "<tool_call>{}</tool_call>" * 3000,
+    "numbers": json.dumps(list(range(20_000))),
+    "brackets": "[" * 90_000,
+    "a long text": "{" + " " * 300_000 + "}",
+}
+
+
+@pytest.mark.parametrize("name", MANY)
+def test_a_turn_of_many_calls_has_a_verdict(name):
+    verdict = played(ONE, MANY[name])
+    assert verdict["reward"] == 0.0 and len(verdict["says"]) <= MOST_CHARS
+
+
+def test_a_turn_whose_answers_are_too_long_ends_the_conversation():
+    buys = [{"buy": [item, 1]} for item in ONE["shop"]["prices"]] * 6
+    verdict = played(ONE, *[json.dumps(buys)] * 3, json.dumps([{"orders": []}] * 64))
+    assert verdict["reward"] == 0.0 and verdict["says"] == "" and verdict["turns"] == 4
