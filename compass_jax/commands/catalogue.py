@@ -141,8 +141,8 @@ def shortened(text: str, most: int = MOST_SHOWN) -> str:
     return text if len(text) <= most else f"{text[:most]}..."
 
 
-def run(options: Tasks) -> int:
-    """Prints the catalogue, or all details of one name; returns the exit status."""
+def run(options: Tasks) -> None:
+    """Prints the catalogue, or all details of one name."""
     name = options.task
     if name == OWN_SCORERS:
         print("\n".join(listed(datasets())))
@@ -159,7 +159,6 @@ def run(options: Tasks) -> int:
             f" scorers (compass tasks {OWN_SCORERS} shows a row of each):"
         )
         print(f"  {', '.join(names)}")
-    return 0
 
 
 def _print_entry(entry: Entry) -> None:

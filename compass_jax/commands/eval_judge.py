@@ -18,8 +18,8 @@ from compass_jax.rewards.endpoint import Pooled
 from compass_jax.verifiers.judge import messages
 
 
-def run(options: EvalJudge) -> int:
-    """Measures the judge of `compass eval-judge`; returns the exit status."""
+def run(options: EvalJudge) -> None:
+    """Measures the judge of `compass eval-judge`."""
     limit = options.max_tokens
     if options.endpoint:
         judge: JudgeConfig | str = JudgeConfig(
@@ -37,7 +37,6 @@ def run(options: EvalJudge) -> int:
         keep_compiled(options)
         judge = options.model
     run_eval_judge(options.data, judge, options.out, options.most, limit)
-    return 0
 
 
 def run_eval_judge(

@@ -20,8 +20,8 @@ from compass_jax.report import summary_table
 from compass_jax.runs.rundir import NewFolderLock
 
 
-def run(options: Merge) -> int:
-    """Merges the models and prints each one's share, or runs a sweep; returns the exit status."""
+def run(options: Merge) -> None:
+    """Merges the models and prints each one's share, or runs a sweep."""
     merge = partial(
         merge_folders,
         options.base,
@@ -33,7 +33,8 @@ def run(options: Merge) -> int:
     )
     chosen = partial(method_of, options.method, len(options.models), density=options.density)
     if options.sweep:
-        return _sweep(options, lambda weights, out: merge(out, chosen(weights=weights)))
+        _sweep(options, lambda weights, out: merge(out, chosen(weights=weights)))
+        return
     if options.evaluate or options.keep:
         option = "evaluate" if options.evaluate else "keep"
         raise MergeError(f"--{option} belongs to a sweep: give --sweep and its weights too")
@@ -41,7 +42,6 @@ def run(options: Merge) -> int:
     with NewFolderLock(options.out):
         result = merge(options.out, method, tell=partial(print, flush=True))
     _print(options, result)
-    return 0
 
 
 def _print(options: Merge, result: Json) -> None:
@@ -67,7 +67,7 @@ def _cell(accuracy: float | None) -> float | str:
     return "unknown" if accuracy is None else accuracy
 
 
-def _sweep(options: Merge, merge: Any) -> int:
+def _sweep(options: Merge, merge: Any) -> None:
     """Merges and evaluates with each weight; prints the accuracies."""
     if len(options.models) != 2:
         raise MergeError(f"--sweep takes two models, {len(options.models)} were given")
@@ -96,4 +96,3 @@ def _sweep(options: Merge, merge: Any) -> int:
     title = f"{options.method}: accuracy, {averaged(rows)}"
     Console(soft_wrap=True).print(summary_table(table, title=title))
     print(f"written: {Path(options.out) / SUMMARY}")
-    return 0

@@ -15,7 +15,7 @@ class Command(NamedTuple):
 
     Its options are the class of the same name in options.py ("train-judge": TrainJudge). Its
     function takes the options (and the configuration, if the class is Configured) and returns the
-    exit status.
+    exit status, or None for success.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Command(NamedTuple):
     def run(self, *args: Any) -> int:
         """Imports the command's module, calls its function and returns the exit status."""
         module, name = FUNCTIONS.get(self.name, ("work", self.name.replace("-", "_")))
-        return getattr(import_module(f"{__package__}.{module}"), name)(*args)
+        return getattr(import_module(f"{__package__}.{module}"), name)(*args) or 0
 
 
 # command -> (module, function), if it is not the function of its name in work.py

@@ -1,6 +1,7 @@
 """The functions of commands that mostly call another part of the package.
 
-Each takes the command's options, and its configuration if it has one, and returns the exit status.
+Each takes the command's options, and its configuration if it has one, and returns the exit status;
+None is success.
 """
 
 from __future__ import annotations
@@ -79,12 +80,11 @@ def train_judge(options: commands.TrainJudge, config: RunConfig) -> int:
     return _status(run_train_judge(config, options.scalar))
 
 
-def data(options: commands.Data, config: RunConfig) -> int:
+def data(options: commands.Data, config: RunConfig) -> None:
     """Shows prompts and checks their rewards."""
     from compass_jax.commands.look import run_look
 
     run_look(config.model.vocab_size, config.scored, options.most)
-    return 0
 
 
 def evaluate(options: commands.Eval, config: RunConfig) -> int:
@@ -103,13 +103,12 @@ def evaluate(options: commands.Eval, config: RunConfig) -> int:
     return STRICT if options.strict and warning else 0
 
 
-def filter_prompts(options: commands.Filter, config: RunConfig) -> int:
+def filter_prompts(options: commands.Filter, config: RunConfig) -> None:
     """Estimates pass rates and selects prompts."""
     from compass_jax.pipeline.offline_filter import Bounds, run_filter
 
     bounds = Bounds(options.samples, options.low, options.high)
     run_filter(config.policy, config.scored, options.checkpoint, options.out, bounds)
-    return 0
 
 
 def plan(options: commands.Plan, config: RunConfig) -> int:
@@ -139,7 +138,7 @@ def plan(options: commands.Plan, config: RunConfig) -> int:
     return 0 if result.fits else 1
 
 
-def import_hf(options: commands.ImportHf) -> int:
+def import_hf(options: commands.ImportHf) -> None:
     """Converts a Hugging Face folder into a checkpoint."""
     from compass_jax.distributed import in_main_process, is_main_process, processes
     from compass_jax.weights.convert import import_hf as convert
@@ -149,41 +148,39 @@ def import_hf(options: commands.ImportHf) -> int:
         tell = print if is_main_process() else (lambda line: None)
         convert(options.src, options.out, family=options.family, tell=tell)
         tell(f"written: {options.out}")
-    return 0
 
 
-def _write_model(out: str, write: Callable[[], object]) -> int:
+def _write_model(out: str, write: Callable[[], object]) -> None:
     """Calls `write`, which writes a model into the new folder `out`; prints the next command."""
     with NewFolderLock(out):
         path = write()
         print(f"written: {path}; compass train --model {out} trains it")
-    return 0
 
 
-def merge_lora(options: commands.MergeLora) -> int:
+def merge_lora(options: commands.MergeLora) -> None:
     """Adds LoRA adapters to their base."""
     from compass_jax.weights.peft import merge_adapters
 
     arguments = options.base, options.adapters, options.out, options.weights
-    return _write_model(options.out, lambda: merge_adapters(*arguments))
+    _write_model(options.out, lambda: merge_adapters(*arguments))
 
 
-def import_gguf(options: commands.ImportGguf) -> int:
+def import_gguf(options: commands.ImportGguf) -> None:
     """Converts a GGUF file into a Hugging Face folder."""
     from compass_jax.weights.gguf_folder import import_gguf as convert
 
-    return _write_model(options.out, lambda: convert(options.src, options.out, options.dtype))
+    _write_model(options.out, lambda: convert(options.src, options.out, options.dtype))
 
 
-def upcycle(options: commands.Upcycle) -> int:
+def upcycle(options: commands.Upcycle) -> None:
     """Makes a mixture of experts from a dense model."""
     from compass_jax.weights.upcycle import upcycle as convert
 
     sizes = options.experts, options.top_k, options.noise, options.seed
-    return _write_model(options.out, lambda: convert(options.src, options.out, *sizes))
+    _write_model(options.out, lambda: convert(options.src, options.out, *sizes))
 
 
-def export_hf(options: commands.ExportHf) -> int:
+def export_hf(options: commands.ExportHf) -> None:
     """Converts a checkpoint into a Hugging Face folder."""
     from compass_jax.distributed import (
         in_main_process,
@@ -199,14 +196,13 @@ def export_hf(options: commands.ExportHf) -> int:
         with NewFolderLock(options.out):
             path = export_adapter(options.checkpoint, options.out)
             print(f"written: {path}; peft reads it by PeftModel.from_pretrained")
-        return 0
+        return
     with processes(), ExitStack() as stack:
         in_main_process(lambda: stack.enter_context(NewFolderLock(options.out)))
         tell = print if is_main_process() else (lambda line: None)
         path = convert(options.checkpoint, options.out, tell=tell)
         if is_main_process():
             print(f"written: {path}; transformers reads it by AutoModelForCausalLM")
-    return 0
 
 
 def check(options: commands.Check) -> int:
@@ -221,7 +217,7 @@ def check(options: commands.Check) -> int:
     return 0 if sound else 1
 
 
-def sample(options: commands.Sample) -> int:
+def sample(options: commands.Sample) -> None:
     """Generates for a training run on another host."""
     from compass_jax.distributed import processes
     from compass_jax.samplers.serve import run_sampler
@@ -229,19 +225,17 @@ def sample(options: commands.Sample) -> int:
     with processes():
         keep_compiled(options)
         run_sampler(options.address, options.patience_s)
-    return 0
 
 
-def serve(options: commands.Serve) -> int:
+def serve(options: commands.Serve) -> None:
     """Serves a model."""
     from compass_jax.commands.serve import run_serve
 
     keep_compiled(options)
     run_serve(options)
-    return 0
 
 
-def init(options: commands.Init) -> int:
+def init(options: commands.Init) -> None:
     """Writes a configuration file."""
     from compass_jax.commands.initial import source_of, write_initial
 
@@ -249,23 +243,20 @@ def init(options: commands.Init) -> int:
         raise ConfigError("--model FOLDER is missing: which model is to be trained?")
     path = write_initial(source_of(config_from_options(options, command="init")), options.out)
     print(f"written: {path}; next: compass train {path}")
-    return 0
 
 
-def show(options: commands.Show) -> int:
+def show(options: commands.Show) -> None:
     """Shows samples of a run."""
     from compass_jax.commands.show import run_show
 
     run_show(options)
-    return 0
 
 
-def report(options: commands.Report) -> int:
+def report(options: commands.Report) -> None:
     """Writes the page of runs, once or while a run continues."""
     from compass_jax.report import run_report, watch_report
 
     (watch_report if options.watch else run_report)(list(options.run), options.out)
-    return 0
 
 
 def _printer() -> tuple[Console, Callable[[str], None]]:
@@ -274,7 +265,7 @@ def _printer() -> tuple[Console, Callable[[str], None]]:
     return console, partial(console.print, highlight=False, markup=False)
 
 
-def distil(options: commands.Distil) -> int:
+def distil(options: commands.Distil) -> None:
     """Generates long-CoT data from a teacher, and prints pass rates and costs."""
     from compass_jax.curate.distil import distil as generate
     from compass_jax.report import summary_table
@@ -300,10 +291,9 @@ def distil(options: commands.Distil) -> int:
     if failed := ", ".join(f"{name} {count}" for name, count in report["failures"].items()):
         tell(f"answers that did not come: {failed}; the same command asks for them again")
     tell(f"kept {report['kept']:,} conversations: {options.out}/train.jsonl")
-    return 0
 
 
-def prepare_sft(options: commands.PrepareSft) -> int:
+def prepare_sft(options: commands.PrepareSft) -> None:
     """Filters duplicates, contamination and bad answers from conversations."""
     from compass_jax.curate.prepare import prepare
     from compass_jax.curate.report import overlaps, table
@@ -320,10 +310,9 @@ def prepare_sft(options: commands.PrepareSft) -> int:
         f"kept {tally.rows_kept:,} rows: {options.out}/train.jsonl; examples:"
         f" {options.out}/report.md"
     )
-    return 0
 
 
-def compare(options: commands.Compare) -> int:
+def compare(options: commands.Compare) -> None:
     """Prints the comparison of two evaluations as tables or JSON."""
     from compass_jax.experience import paired
     from compass_jax.report import summary_table
@@ -332,7 +321,7 @@ def compare(options: commands.Compare) -> int:
     comparison = paired.compare(first, second)
     if options.json:
         print(json.dumps(comparison, indent=2))
-        return 0
+        return
     console, tell = _printer()
     tell(f"from {first.folder} to {second.folder}")
     for name, one in comparison["sets"].items():
@@ -348,7 +337,6 @@ def compare(options: commands.Compare) -> int:
                 tell(f"{count} prompts of {name} are in {folder} alone; they are left out")
     for name, folder in comparison["only"].items():
         tell(f"the set {name} is in {folder} alone")
-    return 0
 
 
 def _paired_row(what: str, paired: JsonObject, k: int) -> JsonObject:
