@@ -34,6 +34,7 @@ from compass_jax.allocator import tune_allocator
 from compass_jax.commands.configured import load_config
 from compass_jax.config import ConfigError, Objective, RunConfig, ScoredConfig, apply
 from compass_jax.config.curriculum import at_step
+from compass_jax.config.errors import check
 from compass_jax.config.io import flatten
 from compass_jax.config.words import read_arguments
 from compass_jax.distributed import (
@@ -82,13 +83,9 @@ def run_calibration(
         raise ConfigError(
             "rl.objective: alpha belongs to espo without fixed_clip; set --rl.objective espo"
         )
-    if config.rl.updates_per_rollout < 2:
-        raise ConfigError(
-            "rl.updates_per_rollout = 1: a first update is on policy and clips nothing; set at"
-            " least 2"
-        )
-    if not 0 < target < 1:
-        raise ConfigError(f"--target-clip {target}: must be in (0, 1)")
+    message = "a first update is on policy and clips nothing; set at least 2"
+    check(config.rl.updates_per_rollout > 1, f"rl.updates_per_rollout = 1: {message}")
+    check(0 < target < 1, f"--target-clip {target}: must be in (0, 1)")
     objectives = [dataclasses.replace(espo, alpha=alpha) for alpha in alphas]
     require_equal_across_processes(
         flatten(config) | {"--checkpoint": checkpoint, "--target-clip": target},

@@ -243,12 +243,9 @@ def config_from_options(
     """
     from compass_jax.distributed import initialize, require_single_process
 
-    if getattr(options, "config", ""):
-        raise ConfigError(
-            f"CONFIG {options.config} and --model {options.model}: give one of the two"
-        )
-    if not options.data:
-        raise ConfigError("--data FILE is missing: which prompts or conversations to train on?")
+    config = getattr(options, "config", "")
+    check(not config, f"CONFIG {config} and --model {options.model}: give one of the two")
+    check(options.data, "--data FILE is missing: which prompts or conversations to train on?")
     require_single_process(f"compass {command} --model")
     initialize()
     from compass_jax import from_files
@@ -342,7 +339,8 @@ def run_configured(
             config = apply(config, sizes)
         if hasattr(options, "preset"):
             for line in _fitted(options, config.model, config.rollout, config.rl, settings):
-                print(line, file=sys.stderr if options.json else sys.stdout)
+                if line:
+                    print(line, file=sys.stderr if options.json else sys.stdout)
     with locate_setting_errors(vars(config), options.config, settings):
         config = config.validate_for_rl() if name in FOR_RL else config.validate()
     families.check(config.model)
@@ -397,14 +395,14 @@ def _fitted(
     rollout: RolloutConfig,
     rl: RLConfig,
     settings: Collection[str],
-) -> Iterator[str]:
-    """Yields lines on what was chosen by the size of the data."""
+) -> tuple[str, str]:
+    """Returns lines on what was chosen by the size of the data; empty if nothing was."""
     from compass_jax.from_files import describe_answer
     from compass_jax.presets import DEFAULT, describe_changes
 
     method = options.preset or DEFAULT
-    yield from filter(None, [describe_changes(method, rl, rollout.max_new_tokens, settings)])
-    yield from filter(None, [describe_answer(rollout, model, settings)])
+    changes = describe_changes(method, rl, rollout.max_new_tokens, settings)
+    return changes, describe_answer(rollout, model, settings)
 
 
 def _runs_inside(options: Json) -> tuple[str, ...]:
@@ -416,12 +414,11 @@ def _runs_inside(options: Json) -> tuple[str, ...]:
 
 def _check_options(name: str, options: Json, run_has: SamplersConfig, longest: int) -> None:
     """Raises ConfigError for a missing option, or for two options that exclude each other."""
-    if options.json and name not in ("plan", "eval"):
-        raise ConfigError("--json prints the configuration of a --dry-run: give both, or neither")
+    message = "--json prints the configuration of a --dry-run: give both, or neither"
+    check(not options.json or name in ("plan", "eval"), message)
     for field, message in REQUIRED.items():
-        optional = name == "eval" and field == "out"
-        if not getattr(options, field, True) and not optional:
-            raise ConfigError(message.format(name))
+        is_optional = name == "eval" and field == "out"
+        check(is_optional or getattr(options, field, True), message.format(name))
     if samplers := getattr(options, "samplers", 0):
         count = f"--samplers {samplers}"
         check(samplers > 0, f"{count}: must be at least 0")
@@ -432,14 +429,10 @@ def _check_options(name: str, options: Json, run_has: SamplersConfig, longest: i
         message = f"--answer-tokens {tokens}: must be from 1 to rollout.max_new_tokens = {longest}"
         check(0 < tokens <= longest, message)
     if getattr(options, "follow", False):
-        if not options.out:
-            raise ConfigError(
-                "--follow writes each evaluation into a folder of --out DIR: give one"
-            )
-        if options.json:
-            raise ConfigError(
-                "--json prints one summary, and --follow evaluates many times: give one of the two"
-            )
+        message = "--follow writes each evaluation into a folder of --out DIR: give one"
+        check(options.out, message)
+        message = "--json prints one summary, and --follow evaluates many times"
+        check(not options.json, f"{message}: give one of the two")
 
 
 def _in_processes(options: Json, run: Callable[[], int]) -> int:

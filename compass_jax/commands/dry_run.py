@@ -13,7 +13,6 @@ from functools import partial
 
 from compass_jax.commands.settings import WIDTH, Setting, settings
 from compass_jax.config import (
-    ConfigError,
     DataConfig,
     PolicyConfig,
     RewardConfig,
@@ -23,6 +22,7 @@ from compass_jax.config import (
     ScoredConfig,
 )
 from compass_jax.config.curriculum import at_step, stage_at
+from compass_jax.config.errors import check
 from compass_jax.config.io import read_config
 from compass_jax.data.difficulty import label_of
 from compass_jax.data.keep import kept_prompts
@@ -75,8 +75,7 @@ def run_dry(
         runs = ((replace(config, run_dir=f"{config.directory}/{at}"), name) for at, name in stages)
         lines = [line for run, name in runs for line in _training(run, name, tell)]
     else:
-        if command == "eval" and not config.data.evaluated:
-            raise ConfigError(NOTHING_TO_EVALUATE)
+        check(command != "eval" or config.data.evaluated, NOTHING_TO_EVALUATE)
         lines = _reading(config.policy, config.scored, weights, config.init_from, tell)
     for line in [*changes(settings(config)), "", *lines]:
         tell(line)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from compass_jax.commands.configured import keep_compiled
 from compass_jax.commands.options import EvalJudge
-from compass_jax.config import ConfigError, JudgeConfig
+from compass_jax.config import JudgeConfig
+from compass_jax.config.errors import check
 from compass_jax.config.ranges import check_fields
 from compass_jax.data.files import DataError
 from compass_jax.data.preferences import read_preferences
@@ -32,8 +33,7 @@ def run(options: EvalJudge) -> None:
         )
         check_fields(judge, "rewards.judge")
     else:
-        if limit is not None and limit < 1:
-            raise ConfigError(f"--max-tokens {limit}: must be at least 1")
+        check(limit is None or limit > 0, f"--max-tokens {limit}: must be at least 1")
         keep_compiled(options)
         judge = options.model
     run_eval_judge(options.data, judge, options.out, options.most, limit)

@@ -104,9 +104,11 @@ class OfCheckpoint(Configured, Compiling):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Traced:
+class Stepwise:
     """Options of a command that trains in steps."""
 
+    lost_log: bool = False
+    """Resume although metrics.jsonl or rollouts.jsonl lack lines that the checkpoint counts."""
     profile_steps: Annotated[tuple[int, ...], arg(metavar="FIRST LAST")] = ()
     """First and last step of a trace by JAX's profiler, in the folder profile of the run's
     directory.
@@ -114,19 +116,14 @@ class Traced:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sft(Configured, FromModel, Compiling, Traced):
+class Sft(Configured, FromModel, Compiling, Stepwise):
     """Options of `compass sft`."""
-
-    lost_log: bool = False
-    """Resume although metrics.jsonl or rollouts.jsonl lack lines that the checkpoint counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Train(Configured, FromPrompts, Compiling, Traced):
+class Train(Configured, FromPrompts, Compiling, Stepwise):
     """Options of `compass train`."""
 
-    lost_log: bool = False
-    """Resume although metrics.jsonl or rollouts.jsonl lack lines that the checkpoint counts."""
     strict: bool = False
     """Save everything and end with exit status 3 if no response of the first rollout or of an
     evaluation has an answer, or all are wrong.

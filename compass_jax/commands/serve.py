@@ -26,6 +26,7 @@ from compass_jax.config import (
     RolloutConfig,
     RunConfig,
 )
+from compass_jax.config.errors import check
 from compass_jax.config.foreign import hub_hint
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.experience.evaluate import decoder_of
@@ -81,24 +82,22 @@ def rollout_config(options: Serve) -> RolloutConfig:
 def _check(options: Serve) -> None:
     """Raises ConfigError for options that no model could be served with."""
     longest = PROMPT if options.prompt_tokens is None else options.prompt_tokens
-    if not SHORTEST <= longest <= LONGEST or longest & (longest - 1):
-        text = f"must be a power of two from {SHORTEST} to {LONGEST}"
-        raise ConfigError(f"--prompt-tokens {longest}: {text}")
-    if not (1 if options.jetstream else 0) <= options.port < 65536:
-        text = "must be from 1 to 65535, or 0 without --jetstream for any that is free"
-        raise ConfigError(f"--port {options.port}: {text}")
-    if not options.jetstream and options.temperature != 1:
-        text = "would do nothing without --jetstream: every request brings its own; leave it out"
-        raise ConfigError(f"--temperature {options.temperature} {text}")
-    if options.jetstream and options.openai:
-        raise ConfigError("--jetstream --openai: one server has one protocol; leave --openai out")
+    text = f"must be a power of two from {SHORTEST} to {LONGEST}"
+    is_power = SHORTEST <= longest <= LONGEST and not longest & (longest - 1)
+    check(is_power, f"--prompt-tokens {longest}: {text}")
+    text = "must be from 1 to 65535, or 0 without --jetstream for any that is free"
+    check(int(options.jetstream) <= options.port < 65536, f"--port {options.port}: {text}")
+    text = "would do nothing without --jetstream: every request brings its own; leave it out"
+    acts = options.jetstream or options.temperature == 1
+    check(acts, f"--temperature {options.temperature} {text}")
+    text = "one server has one protocol; leave --openai out"
+    check(not (options.jetstream and options.openai), f"--jetstream --openai: {text}")
     for name in HTTP_OPTIONS if options.jetstream else ():
         if (value := getattr(options, name)) != getattr(Serve, name, None):
             option = f"--{name.replace('_', '-')}{'' if name == 'api_key' else f' {value}'}"
             text = "would do nothing with --jetstream, which queues requests itself; leave it out"
             raise ConfigError(f"{option} {text}")
-    if options.max_waiting < 1:
-        raise ConfigError(f"--max-waiting {options.max_waiting}: must be positive")
+    check(options.max_waiting > 0, f"--max-waiting {options.max_waiting}: must be positive")
 
 
 def mesh_config(options: Serve) -> MeshConfig:
@@ -128,11 +127,11 @@ def with_lengths(options: Serve, model: ModelConfig) -> Serve:
     answer = options.max_new_tokens
     if answer is None:
         answer = max(1, min(ANSWER, context // 2, context - (prompt or 0)))
-    if (prompt or SHORTEST) + answer > context:
-        raise ConfigError(
-            f"--prompt-tokens {prompt or SHORTEST} --max-new-tokens {answer}: together more than"
-            f" the {context} tokens of the model's context and the cache pages; lower one of them"
-        )
+    check(
+        (prompt or SHORTEST) + answer <= context,
+        f"--prompt-tokens {prompt or SHORTEST} --max-new-tokens {answer}: together more than"
+        f" the {context} tokens of the model's context and the cache pages; lower one of them",
+    )
     width = 1 if options.kv_quantize != "off" else {"float32": 4, "bfloat16": 2}[options.dtype]
     weights = sum(math.prod(x.shape) for x in jax.tree.leaves(abstract_params(model, "float32")))
     free = mesh_config(options).devices * (usable_bytes() - process_bytes()) - 4 * weights

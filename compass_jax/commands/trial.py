@@ -24,6 +24,7 @@ from compass_jax.config import (
     RewardConfig,
 )
 from compass_jax.config.data import Source
+from compass_jax.config.errors import check
 from compass_jax.config.named import load
 from compass_jax.config.verifiers import JUDGE, looked_for, pairs
 from compass_jax.records import Prompt, Score
@@ -141,27 +142,24 @@ def _row(options: Try, source: Source) -> tuple[JsonObject, str]:
     if isinstance(source, ProceduralSource):
         source = ProceduralSource(source.dataset, size=options.number + 1)
     rows, number = rows_of(source, options.seed), options.number
-    if not 0 <= number < len(rows):
-        raise ConfigError(f"--number {number}: there are {len(rows)} rows, the first has number 0")
+    known = f"there are {len(rows)} rows, the first has number 0"
+    check(0 <= number < len(rows), f"--number {number}: {known}")
     return decode_row(rows[number].row), rows[number].text
 
 
 def _check(task: str, trial: Trial, judge: Any) -> None:
     """Raises ConfigError for the wrong number of responses, no judge, or a missing column."""
-    if not trial.responses:
-        raise ConfigError("--response TEXT is missing: what is to be judged? (-: standard input)")
-    if len(trial.responses) > 1 and not trial.turns:
-        raise ConfigError(
-            f"--response came {len(trial.responses)} times, and {task} judges one answer: only a"
-            " conversation has several turns"
-        )
+    count = len(trial.responses)
+    check(count > 0, "--response TEXT is missing: what is to be judged? (-: standard input)")
+    check(
+        count == 1 or trial.turns > 0,
+        f"--response came {count} times, and {task} judges one answer: only a conversation has"
+        " several turns",
+    )
     for verifier in trial.verifiers():
-        if verifier == JUDGE and judge is None:
-            raise ConfigError(
-                f"TASK = {task!r} is judged by a model; say where it answers: --endpoint URL"
-                " --model NAME"
-            )
         if verifier == JUDGE:
+            where = "say where it answers: --endpoint URL --model NAME"
+            check(judge is not None, f"TASK = {task!r} is judged by a model; {where}")
             columns: Sequence[str] = (judge.anchor_field,)
         elif verifier == OWN_SCORERS:
             columns = ("answer", "metadata")
@@ -171,11 +169,11 @@ def _check(task: str, trial: Trial, judge: Any) -> None:
                 kind = kinds().get(verifier)
                 function = kind.judge if kind else load(verifier, "TASK")
             columns = called(function, "TASK", {}, trial.tag).required
-        missing = [name for name in columns if name not in trial.row and name not in OURS]
-        if missing:
-            raise ConfigError(
-                f"the row has no {missing[0]!r}, which {task} reads (it has:"
-                f" {', '.join(trial.row) or 'nothing'}); add it to --row"
+        for name in columns:
+            check(
+                name in trial.row or name in OURS,
+                f"the row has no {name!r}, which {task} reads (it has:"
+                f" {', '.join(trial.row) or 'nothing'}); add it to --row",
             )
 
 
@@ -195,11 +193,11 @@ def judged(trial: Trial, rewards: RewardConfig, asker: RecordingAsker | None = N
     with _quiet(), JoinedScorer(Scorer(rewards, data), data, judge) as scorer:
         for turns in range(1, len(trial.responses) + 1):
             is_over = scores and not (scores[-1].known and scores[-1].says)
-            if is_over or turns > max(1, trial.turns):
-                raise ConfigError(
-                    f"the conversation is over after {len(scores)} of {len(trial.responses)}"
-                    " responses; leave the others out"
-                )
+            check(
+                not is_over and turns <= max(1, trial.turns),
+                f"the conversation is over after {len(scores)} of {len(trial.responses)} responses;"
+                " leave the others out",
+            )
             text = json.dumps(trial.responses[:turns]) if trial.turns else trial.responses[0]
             scorer.submit(turns, prompt, text)
             scores += [score for _, score in scorer.collect(block=True)]

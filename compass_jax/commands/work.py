@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ from compass_jax.commands import options as commands
 from compass_jax.commands.configured import config_from_options, keep_compiled, load_config_as
 from compass_jax.config import ConfigError, RunConfig
 from compass_jax.errors import STRICT
-from compass_jax.runs.rundir import NewFolderLock, NewRunLock
+from compass_jax.runs.rundir import FolderLock, NewFolderLock, NewRunLock
 
 # 128 + SIGTERM: a run that stopped on request must not look finished to its parent process
 STOPPED = 143
@@ -140,14 +140,21 @@ def plan(options: commands.Plan, config: RunConfig) -> int:
 
 def import_hf(options: commands.ImportHf) -> None:
     """Converts a Hugging Face folder into a checkpoint."""
-    from compass_jax.distributed import in_main_process, is_main_process, processes
     from compass_jax.weights.convert import import_hf as convert
 
-    with processes(), ExitStack() as stack:
-        in_main_process(lambda: stack.enter_context(NewRunLock(options.out)))
-        tell = print if is_main_process() else (lambda line: None)
+    with _converting(NewRunLock(options.out)) as tell:
         convert(options.src, options.out, family=options.family, tell=tell)
         tell(f"written: {options.out}")
+
+
+@contextmanager
+def _converting(lock: FolderLock) -> Iterator[Callable[[str], None]]:
+    """Starts the run's processes, of which the first holds `lock` and prints the yielded lines."""
+    from compass_jax.distributed import in_main_process, is_main_process, processes
+
+    with processes(), ExitStack() as stack:
+        in_main_process(lambda: stack.enter_context(lock))
+        yield print if is_main_process() else (lambda line: None)
 
 
 def _write_model(out: str, write: Callable[[], object]) -> None:
@@ -182,12 +189,7 @@ def upcycle(options: commands.Upcycle) -> None:
 
 def export_hf(options: commands.ExportHf) -> None:
     """Converts a checkpoint into a Hugging Face folder."""
-    from compass_jax.distributed import (
-        in_main_process,
-        is_main_process,
-        processes,
-        require_single_process,
-    )
+    from compass_jax.distributed import require_single_process
     from compass_jax.weights.convert import export_hf as convert
     from compass_jax.weights.peft import export_adapter
 
@@ -197,12 +199,9 @@ def export_hf(options: commands.ExportHf) -> None:
             path = export_adapter(options.checkpoint, options.out)
             print(f"written: {path}; peft reads it by PeftModel.from_pretrained")
         return
-    with processes(), ExitStack() as stack:
-        in_main_process(lambda: stack.enter_context(NewFolderLock(options.out)))
-        tell = print if is_main_process() else (lambda line: None)
+    with _converting(NewFolderLock(options.out)) as tell:
         path = convert(options.checkpoint, options.out, tell=tell)
-        if is_main_process():
-            print(f"written: {path}; transformers reads it by AutoModelForCausalLM")
+        tell(f"written: {path}; transformers reads it by AutoModelForCausalLM")
 
 
 def check(options: commands.Check) -> int:
@@ -317,7 +316,8 @@ def compare(options: commands.Compare) -> None:
     from compass_jax.experience import paired
     from compass_jax.report import summary_table
 
-    first, second = (paired.read_evaluation(x) for x in (options.first, options.second))
+    folders = options.first, options.second
+    first, second = map(paired.read_evaluation, folders)
     comparison = paired.compare(first, second)
     if options.json:
         print(json.dumps(comparison, indent=2))
@@ -329,11 +329,8 @@ def compare(options: commands.Compare) -> None:
         console.print(summary_table(rows, title=f"{name}: {one['matched']} prompts in both"))
         tests = {"avg@k and reward": one["avg_at_k"]["test"], "greedy": one["greedy"]["test"]}
         tell("p: " + "; ".join(f"{what} by {test}" for what, test in tests.items()))
-        for folder, count in (
-            (options.first, one["only_first"]),
-            (options.second, one["only_second"]),
-        ):
-            if count:
+        for folder, place in zip(folders, ("only_first", "only_second"), strict=True):
+            if count := one[place]:
                 tell(f"{count} prompts of {name} are in {folder} alone; they are left out")
     for name, folder in comparison["only"].items():
         tell(f"the set {name} is in {folder} alone")
