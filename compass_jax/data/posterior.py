@@ -16,7 +16,6 @@ from compass_jax.data.predictors.inputs import Prediction, Seen
 from compass_jax.data.predictors.label import ByLabel
 from compass_jax.data.selection import PromptSelector
 from compass_jax.data.stream import PromptStream
-from compass_jax.distributed import from_main_process
 from compass_jax.records import Outcome, Prompt
 
 COVERAGE = 0.9  # of the interval whose calibration is reported
@@ -75,7 +74,7 @@ class PosteriorSelector(PromptSelector):
         self._fit()
         self.prediction.prepare(prompts)
         # The last bits of a fit may differ between hosts, and all must take the same prompts.
-        chosen, predicted = from_main_process(lambda: self._chosen(prompts, n, rng))
+        chosen, predicted = self.agree(lambda: self._chosen(prompts, n, rng))
         self.skipped = count - n
         # The prediction is frozen with the prompt: screening, and advantages that take it for their
         # baseline, must not see outcomes of this visit.

@@ -19,6 +19,7 @@ from compass_jax.data.predictors.inputs import PredictorInputs
 from compass_jax.data.prompts import evaluation_sets, fitting, train_prompts
 from compass_jax.data.selectors import prompt_selector
 from compass_jax.data.stream import PromptStream
+from compass_jax.distributed import from_main_process
 from compass_jax.experience.collect import Collector, new_buffer
 from compass_jax.experience.drafts import DraftStore, check_turns
 from compass_jax.experience.evaluate import turns_of
@@ -201,7 +202,7 @@ class Building:
                 PredictorInputs(prompts, config.seed, self._states, self._version)
             ),
         )
-        selector.tell = tell
+        selector.tell, selector.agree = tell, from_main_process
         stream = PromptStream(prompts, config.seed, repeats)
         labels = {label_of(prompt) for prompt in prompts}
         return Prompts(stream, selector, evaluated, labels, filter_tokens)

@@ -45,8 +45,8 @@ class ByLabel(Prediction):
 
     def priors(self, prompts: Sequence[Prompt]) -> Float[np.ndarray, "n 2"]:
         """Returns the priors of the prompts' labels; Beta(1, 1) for a label without outcomes."""
-        found = [self._priors.get(label_of(prompt), (1.0, 1.0)) for prompt in prompts]
-        return np.reshape(np.array(found, float), (-1, 2))
+        pairs = [self._priors.get(label_of(prompt), (1.0, 1.0)) for prompt in prompts]
+        return np.reshape(np.array(pairs, float), (-1, 2))
 
     def rates(self) -> dict[str, float]:
         """Returns each label's pass rate."""

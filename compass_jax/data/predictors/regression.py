@@ -115,8 +115,8 @@ class ByRegression(Prediction):
         taken out exactly.
         """
         logit, spread = self._fitted.logit(self.features(prompts))
-        own = np.array([self._counts.get(prompt.id, (0.0, 0.0)) for prompt in prompts])
-        right, judged = np.reshape(own, (-1, 2)).T
+        counts = np.array([self._counts.get(prompt.id, (0.0, 0.0)) for prompt in prompts])
+        right, judged = np.reshape(counts, (-1, 2)).T
         p = special.expit(logit)
         without = spread / np.maximum(1 - judged * p * (1 - p) * spread, 1e-3)
         return moments(logit - without * (right - judged * p), without)

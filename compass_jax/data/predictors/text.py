@@ -85,12 +85,12 @@ def grams(text: str) -> Counter[str]:
     """
     text = re.sub(r"\d", "0", " ".join(text.lower().split()))
     words = text.split()
-    found = Counter(f"w {word}" for word in words)
-    found.update(f"p {first} {second}" for first, second in pairwise(words))
+    ngrams = Counter(f"w {word}" for word in words)
+    ngrams.update(f"p {first} {second}" for first, second in pairwise(words))
     short = text[:SHORT]
     for n in CHARACTERS:
-        found.update(f"c {short[i : i + n]}" for i in range(len(short) - n + 1))
-    return found
+        ngrams.update(f"c {short[i : i + n]}" for i in range(len(short) - n + 1))
+    return ngrams
 
 
 def _sizes(text: str) -> Float[np.ndarray, " 3"]:
