@@ -55,6 +55,7 @@ class OptimConfig(Section):
     """AdamW's epsilon (a number added to the root of the second moment)."""
     weight_decay: Coefficient = 0.0
     """AdamW's decoupled weight decay (a factor of the learning rate), except for norms and biases.
+    It does not act in an update whose gradient is 0.
     """
     clip_grad_norm: Annotated[float, Range(0, 1e12, above=True)] = 1.0
     """Gradient clipping: the largest global norm (a number)."""

@@ -76,7 +76,7 @@ def row_plan(
 
     Some silent rows fill the last micro-batch with a gradient, which would otherwise be padded or
     have another shape to compile. If all rows of an update are silent they form a whole
-    micro-batch, so that the optimiser takes its step.
+    micro-batch, so that the optimiser gets a gradient, of 0, and the step has its metrics.
 
     Args:
         silent: rows whose gradient is known to be 0.

@@ -176,12 +176,15 @@ def update(
     betas: tuple[jax.Array, jax.Array] | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Runs one update with the gradient clipped to `clip_grad_norm`. A gradient with NaN or
-    infinity changes only the counters. `factor` multiplies the change of the parameters, and so
-    AdamW's learning rate (None: 1); `betas` are AdamW's in this update (None: those of `config`).
+    infinity changes only the counters. One that is 0 everywhere changes nothing but the place in
+    the learning-rate schedule: neither momentum nor weight decay moves the parameters, and it does
+    not count as applied. `factor` multiplies the change of the parameters, and so AdamW's learning
+    rate (None: 1); `betas` are AdamW's in this update (None: those of `config`).
     """
     # One test for all leaves: a NaN or an infinity in any of them is in the norm, too.
     norm = global_norm(grads)
     finite = jnp.isfinite(norm)
+    moves = finite & (norm > 0)
     scale = jnp.where(
         finite, jnp.minimum(1.0, config.clip_grad_norm / jnp.maximum(norm, 1e-12)), 0.0
     )
@@ -200,24 +203,42 @@ def update(
         updates, opt_state = make_optimizer(config, total_steps, decays, betas).update(
             grads, moments, params
         )
-        lr = jnp.asarray(learning_rate(config, total_steps)(state.step), jnp.float32)
+        place = _schedule_place(moments, state.step)
+        lr = jnp.asarray(learning_rate(config, total_steps)(place), jnp.float32)
         if factor is not None:
             updates = jax.tree.map(lambda x: x * factor.astype(x.dtype), updates)
             lr = lr * factor
         params = optax.apply_updates(params, updates)
 
-    def keep(new, old):
-        return jax.tree.map(lambda a, b: jnp.where(finite, a, b), new, old)
+    def keep(changes, new, old):
+        return jax.tree.map(lambda a, b: jnp.where(changes, a, b), new, old)
+
+    def keep_state(new, old):
+        return keep(finite if _is_schedule(new) else moves, new, old)
 
     if has_master:
         opt_state = WithMaster(opt_state, params)
         params = jax.tree.map(lambda new, old: new.astype(old.dtype), params, state.params)
-    good, bad = finite.astype(jnp.int32), (~finite).astype(jnp.int32)
+    bad = (~finite).astype(jnp.int32)
     state = TrainState(
-        keep(params, state.params),
-        keep(opt_state, state.opt_state),
-        state.step + good,
+        keep(moves, params, state.params),
+        jax.tree.map(keep_state, opt_state, state.opt_state, is_leaf=_is_schedule),
+        state.step + moves.astype(jnp.int32),
         (state.bad_steps + 1) * bad,
         state.skipped + bad,
     )
-    return state, {"grad_norm": norm, "lr": lr}
+    return state, {"grad_norm": norm, "lr": lr, "zero_gradient_updates": finite & (norm == 0)}
+
+
+def _is_schedule(state: Tree) -> bool:
+    """Returns whether a part of an optimiser's state is the place in the schedule."""
+    return isinstance(state, optax.ScaleByScheduleState)
+
+
+def _schedule_place(state: Tree, updates: jax.Array) -> jax.Array:
+    """Returns the number of updates that the schedule has counted in an optimiser's state: the
+    applied ones and those with a gradient of 0. An optimiser that keeps no such number counts the
+    applied ones, `updates`.
+    """
+    parts = jax.tree.leaves(state, is_leaf=_is_schedule)
+    return next((part.count for part in parts if _is_schedule(part)), updates)

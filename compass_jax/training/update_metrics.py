@@ -13,18 +13,21 @@ from compass_jax.model.transformer import Transformer
 from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_diagnostics
 from compass_jax.sharding import fetch
 
+COUNTS = ("zero_gradient_updates",)  # of the optimiser's metrics
+
 
 def update_metrics(
     parts: Sequence[Diagnostics], applied: Sequence[dict], accounts: Sequence[Diagnostics]
 ) -> dict[str, float]:
-    """Returns metrics averaged over the updates: `parts` and the optimiser's metrics `applied` have
-    one entry per update, `accounts` belong to all.
+    """Returns metrics averaged over the updates, but for COUNTS, which are summed: `parts` and the
+    optimiser's metrics `applied` have one entry per update, `accounts` belong to all.
     """
     total = fetch(finalize_diagnostics(merge_diagnostics([*parts, *accounts])))
     metrics = {name: float(value) for name, value in total.items()}
     metrics["loss"] /= len(parts)  # a sum; the other diagnostics are ratios of sums
     for name in applied[0]:
-        metrics[name] = float(np.mean([float(update[name]) for update in applied]))
+        values = [float(update[name]) for update in applied]
+        metrics[name] = float(np.sum(values) if name in COUNTS else np.mean(values))
     return metrics
 
 

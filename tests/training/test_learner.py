@@ -414,16 +414,45 @@ def test_idle_rows_fill_the_last_micro_batch_with_a_gradient(groups):
     assert set(range(4 * groups)) <= set(rows.tolist()) and np.all(rows >= 0)
 
 
-def test_where_all_groups_are_equal_the_optimiser_still_takes_its_step():
-    """The gradient of each of the two updates is that of one micro-batch."""
-    config = evolve(CONFIG, rl={"zero_variance": WITHOUT_ENTROPY, "micro_batch_tokens": 24})
+def learner_with(**rl):
+    config = evolve(CONFIG, rl=rl)
     params = init_params(config.model, config.compute, jax.random.key(0))
-    learner = Learner.start(config.learner, Transformer(config.model, config.compute), params)
-    arrays = dataclasses.replace(samples(0), reward=np.zeros(16, np.float32))
+    return Learner.start(config.learner, Transformer(config.model, config.compute), params)
+
+
+WRONG = np.zeros(16, np.float32)  # all rewards equal
+
+
+def test_where_all_groups_are_equal_no_update_is_applied():
+    """The gradient of each of the two updates is that of one micro-batch, and 0."""
+    learner = learner_with(zero_variance=WITHOUT_ENTROPY, micro_batch_tokens=24)
+    arrays = dataclasses.replace(samples(0), reward=WRONG)
     metrics = learner.train(arrays)
-    assert learner.version == 2 and metrics["grad_norm"] == 0
+    assert learner.version == 0 and metrics["grad_norm"] == 0
+    assert metrics["zero_gradient_updates"] == 2 and metrics["skipped_updates"] == 0
     trained = arrays.lengths[[0, 1, 8, 9]].sum()
     assert metrics["train/idle_frac"] == pytest.approx(1 - trained / arrays.lengths.sum())
+
+
+def test_momentum_does_not_move_the_weights_where_no_group_has_an_advantage():
+    optim = OptimConfig(learning_rate=0.01, weight_decay=0.1)
+    learner = learner_with(zero_variance=WITHOUT_ENTROPY, optim=optim)
+    assert learner.train(samples(0))["zero_gradient_updates"] == 0
+    before = jax.device_get((learner.state.params, learner.version))
+    assert learner.train(dataclasses.replace(samples(1), reward=WRONG))["grad_norm"] == 0
+    jax.tree.map(np.testing.assert_array_equal, (learner.state.params, learner.version), before)
+    # one update of two has groups that vary
+    half = np.where(np.arange(16) < 8, samples(2).reward, 0).astype(np.float32)
+    metrics = learner.train(dataclasses.replace(samples(2), reward=half))
+    assert metrics["zero_gradient_updates"] == 1 and learner.version == 3
+
+
+@pytest.mark.parametrize("objective", [Grpo(kl_coef=0.1), Grpo(router_aux_coef=0.1)], ids=str)
+def test_a_penalty_moves_the_weights_without_an_advantage(objective):
+    learner = learner_with(zero_variance=WITHOUT_ENTROPY, objective=objective)
+    learner.train(samples(0))
+    metrics = learner.train(dataclasses.replace(samples(1), reward=WRONG))
+    assert metrics["zero_gradient_updates"] == 0 and learner.version == 4
 
 
 @pytest.mark.parametrize(

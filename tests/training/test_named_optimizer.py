@@ -101,6 +101,47 @@ def test_states_of_other_shapes_have_a_place_on_a_mesh(name):
     assert np.isfinite(info["grad_norm"])
 
 
+@pytest.mark.parametrize("name", ["optax:lion", "optax.contrib:muon", "optax:sgd"])
+def test_a_gradient_of_zero_changes_the_place_in_the_schedule_alone(name):
+    config = OptimConfig(name=name, learning_rate=0.1, warmup_steps=4)
+    params = {"w": jnp.ones((3, 4)), "b": jnp.ones(4)}
+    state, rates = optim.init_state(params, config, 9), []
+    for value in (1.0, 0.0, 0.0):
+        before = jax.device_get(state)
+        gradient = jax.tree.map(lambda x, value=value: jnp.full_like(x, value), params)
+        state, info = step.apply(state, gradient, config=config, total_steps=9, decays=(True,) * 2)
+        rates.append(float(info["lr"]))
+        is_schedule = optim._is_schedule
+        old, new = (
+            [x for x in jax.tree.leaves(of, is_leaf=is_schedule) if not is_schedule(x)]
+            for of in (before, state)
+        )
+        same = all(np.array_equal(a, b) for a, b in zip(old, new, strict=True))
+        assert same == (value == 0)
+    np.testing.assert_allclose(rates, [0.02, 0.04, 0.06], rtol=1e-6)
+
+
+def test_sgd_with_its_options_equals_numpy(x64):
+    """theta <- theta - rate * m, m <- 0.9 m + g, after clipping to a norm of 1.5."""
+    config = OptimConfig("optax:sgd", {"momentum": 0.9}, learning_rate=0.05, clip_grad_norm=1.5)
+    gradients = [tree(10 + n) for n in range(4)]
+    state = optim.init_state(jax.tree.map(jnp.asarray, tree(0)), config, 4)
+    flat, structure = jax.tree.flatten(tree(0))
+    momentum = [np.zeros_like(x) for x in flat]
+    for gradient in gradients:
+        arrays = jax.tree.map(jnp.asarray, gradient)
+        state, _ = step.apply(state, arrays, config=config, total_steps=4, decays=DECAYS)
+        leaves = jax.tree.leaves(gradient)
+        scale = min(1.0, 1.5 / np.sqrt(sum(np.sum(x**2) for x in leaves)))
+        momentum = [0.9 * m + scale * g for m, g in zip(momentum, leaves, strict=True)]
+        flat = [x - 0.05 * m for x, m in zip(flat, momentum, strict=True)]
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8),
+        state.params,
+        structure.unflatten(flat),
+    )
+
+
 def test_what_cannot_be_an_optimiser_is_refused():
     def refused(**fields):
         config = OptimConfig(**fields)

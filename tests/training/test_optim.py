@@ -55,20 +55,23 @@ def numpy_rate(config, n, total):
 def numpy_adamw(params, gradients, config, total, factors=(1,) * TOTAL):
     """Returns the parameters after updates by AdamW (arXiv 1711.05101, algorithm 2), with weight
     decay on everything but norms and biases, after global-norm clipping. `factors` multiply the
-    rates.
+    rates. A gradient of 0 moves the schedule alone.
     """
     flat, structure = jax.tree.flatten(params)
-    m, v = [np.zeros_like(x) for x in flat], [np.zeros_like(x) for x in flat]
+    m, v, applied = [np.zeros_like(x) for x in flat], [np.zeros_like(x) for x in flat], 0
     for n, gradient in enumerate(gradients):
         g = jax.tree.leaves(gradient)
         norm = np.sqrt(sum(np.sum(x**2) for x in g))
+        if norm == 0:
+            continue
+        applied += 1
         g = [x * min(1.0, config.clip_grad_norm / norm) for x in g]
         rate = factors[n] * numpy_rate(config, n, total)
         for i, x in enumerate(g):
             m[i] = config.b1 * m[i] + (1 - config.b1) * x
             v[i] = config.b2 * v[i] + (1 - config.b2) * x**2
-            update = (m[i] / (1 - config.b1 ** (n + 1))) / (
-                np.sqrt(v[i] / (1 - config.b2 ** (n + 1))) + config.eps
+            update = (m[i] / (1 - config.b1**applied)) / (
+                np.sqrt(v[i] / (1 - config.b2**applied)) + config.eps
             )
             flat[i] = flat[i] - rate * (update + config.weight_decay * flat[i] * DECAYS[i])
     return structure.unflatten(flat)
@@ -121,6 +124,51 @@ def test_a_factor_of_the_rate_is_an_array(x64):
     expected = numpy_adamw(tree(0), gradients, CONFIG, TOTAL, factors)
     for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(expected), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8)
+
+
+def numbers_of(state):
+    """Returns (applied, consecutive bad, all bad) updates."""
+    return int(state.step), int(state.bad_steps), int(state.skipped)
+
+
+def test_a_gradient_of_zero_moves_the_schedule_alone(x64):
+    """The first update, one with momentum from before, and the last have a gradient of 0. The
+    others are AdamW's with the rates of their places, and nothing is compiled again.
+    """
+    gradients = [tree(10 + n, 2.0 * (n not in (0, 3, 5))) for n in range(TOTAL)]
+    state, rates = optim.init_state(jax.tree.map(jnp.asarray, tree(0)), CONFIG, TOTAL), []
+    options, compiled = dict(config=CONFIG, total_steps=TOTAL, decays=DECAYS), set()
+    for n, gradient in enumerate(gradients):
+        before = jax.device_get((state.params, state.step))
+        state, info = step.apply(state, jax.tree.map(jnp.asarray, gradient), **options)
+        compiled.add(step.apply._cache_size())
+        rates.append(float(info["lr"]))
+        assert bool(info["zero_gradient_updates"]) == (n in (0, 3, 5))
+        if info["zero_gradient_updates"]:
+            jax.tree.map(np.testing.assert_array_equal, (state.params, state.step), before)
+    expected = numpy_adamw(tree(0), gradients, CONFIG, TOTAL)
+    for a, b in zip(jax.tree.leaves(state.params), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-8)
+    places = [numpy_rate(CONFIG, n, TOTAL) for n in range(TOTAL)]
+    np.testing.assert_allclose(rates, places, rtol=1e-6)
+    assert numbers_of(state) == (3, 0, 0) and len(compiled) == 1
+
+
+def test_a_gradient_of_zero_ends_a_row_of_bad_ones_and_is_none():
+    floats = jax.tree.map(lambda x: jnp.asarray(x, jnp.bfloat16), tree(0))
+    state, options = optim.init_state(floats, CONFIG, TOTAL), {"config": CONFIG, "decays": DECAYS}
+    numbers = []
+    for value in (jnp.nan, 0.0, 1.0, 0.0):
+        gradient = jax.tree.map(lambda x, value=value: jnp.full_like(x, value), floats)
+        before = jax.device_get(state)
+        state, _ = step.apply(state, gradient, total_steps=TOTAL, **options)
+        numbers.append(numbers_of(state))
+        if value == 0:  # neither master nor moments
+            moments, master = state.opt_state
+            jax.tree.map(np.testing.assert_array_equal, master, before.opt_state.master)
+            np.testing.assert_array_equal(moments[0].count, before.opt_state.moments[0].count)
+            jax.tree.map(np.testing.assert_array_equal, moments[0], before.opt_state.moments[0])
+    assert numbers == [(0, 1, 1), (0, 0, 1), (1, 0, 1), (1, 0, 1)]
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
