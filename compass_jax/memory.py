@@ -182,7 +182,7 @@ def _fixed_bytes(policy: PolicyConfig, training: Training) -> dict[str, float]:
     """Returns the bytes per device that do not depend on the micro-batch, by name."""
     model, compute = policy.model, policy.compute
     narrow = jnp.dtype(compute.param_dtype).itemsize < 4
-    master = narrow and training.optim.float32_master
+    master, averages = narrow and training.optim.float32_master, bool(training.optim.average)
     placed = model, training_layout(compute), policy.mesh
     weights = _weight_bytes(*placed, compute.param_dtype)
     wide = _weight_bytes(*placed, str(at_least_float32(compute.param_dtype)))
@@ -205,12 +205,17 @@ def _fixed_bytes(policy: PolicyConfig, training: Training) -> dict[str, float]:
             replay += held_token_bytes(policy.rollout, training) / jax.local_device_count()
     copies = 2 if isinstance(training, RLConfig) and training.uses_reference else 1
     if policy.lora.acts:  # in float32, the same on every device; the base is the reference
-        sizes = {"weights": weights + adapters, "optimizer": 2 * adapters, "rollout": rollout}
-        sizes |= {"gradients": 2 * adapters, "replay": replay}
-        return {name: float(x) for name, x in sizes.items()}
+        return {
+            "weights": float(weights + adapters),
+            "optimizer": float((2 + averages) * adapters),
+            "rollout": rollout,
+            "gradients": float(2 * adapters),
+            "replay": replay,
+        }
     return {
         "weights": weights * copies,
-        "optimizer": (3 * wide if master else 2 * weights),  # two moments, and a master copy
+        # two moments, a master copy, and the average of the weights
+        "optimizer": (3 * wide if master else 2 * weights) + averages * wide,
         "rollout": rollout,
         "gradients": wide + weights,
         "replay": replay,

@@ -225,3 +225,4 @@ class TrainState(NamedTuple):
     step: Int[Array, ""]  # updates applied
     bad_steps: Int[Array, ""]  # consecutive updates skipped for a non-finite gradient
     skipped: Int[Array, ""]  # all updates ever skipped
+    average: Tree = None  # of `params`, in at least float32; None: rl.optim.average is off

@@ -120,7 +120,9 @@ class Run(Mapping[str, Any]):
 
     @property
     def params(self) -> Tree:
-        """The parameters of the newest checkpoint, adapters merged, loaded at the first use."""
+        """The parameters of the newest checkpoint, adapters merged, loaded at the first use; their
+        average if the run keeps one (optim.average).
+        """
         step = self._newest()
         if self._params is None or self._params[0] != step:
             self._params = None  # frees the older ones first

@@ -196,7 +196,7 @@ def export_hf(options: commands.ExportHf) -> None:
     if options.adapter:
         require_single_process("compass export-hf --adapter")
         with NewFolderLock(options.out):
-            path = export_adapter(options.checkpoint, options.out)
+            path = export_adapter(options.checkpoint, options.out, print)
             print(f"written: {path}; peft reads it by PeftModel.from_pretrained")
         return
     with _converting(NewFolderLock(options.out)) as tell:

@@ -61,6 +61,10 @@ class OptimConfig(Section):
     """Gradient clipping: the largest global norm (a number)."""
     float32_master: bool = True
     """Keep moments, updates and summed gradients in float32 if parameters are in bfloat16."""
+    average: Decay = 0.0
+    """Average of the weights: the decay (a factor) of an exponential moving average, which
+    evaluations, exports and later runs take (docs/howto/optimizer.md); 0: none.
+    """
     max_bad_steps: Count = 3
     """Number of consecutive updates with a non-finite gradient after which the run stops."""
 

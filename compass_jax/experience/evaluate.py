@@ -58,7 +58,8 @@ from compass_jax.runs.rundir import ANSWERS, SUMMARY, FolderLock
 from compass_jax.session import load_tokenizer, open_scorer
 from compass_jax.sharding import placements
 from compass_jax.tasks.task import talks
-from compass_jax.weights.start import init_or_load
+from compass_jax.weights.average import average_notice
+from compass_jax.weights.start import init_or_load, is_checkpoint
 from compass_jax.weights.sync import sync_weights
 
 NOTHING_TO_EVALUATE = (
@@ -333,6 +334,8 @@ class Evaluator:
             self._loaded = engine, evaluation_sets(*settings, self.say_once), tokenizer
         else:
             decode = decoding_weights(policy, config.seed, weights, self._loaded[0])
+        if weights and is_checkpoint(weights) and (line := average_notice(weights)):
+            self.say_once(line)
         engine, sets, tokenizer = self._loaded
         rows: list[JsonObject] = []
 

@@ -90,8 +90,9 @@ def estimate(
         per_token += model.heads * model.value_dim / mesh.tensor
     residuals = model.layers * local * per_token * 2
     # Bytes per parameter: 14 of the bfloat16 value and float32 moments and master copy, 4 of the
-    # summed gradient, 2 of a micro-batch's gradient.
-    gib = (local_params * (14 + 4 + 2) + residuals) / GIB
+    # average, 4 of the summed gradient, 2 of a micro-batch's gradient.
+    average = 4 if rl.optim.average else 0
+    gib = (local_params * (14 + average + 4 + 2) + residuals) / GIB
     # Bytes per device and pass, 2 per value: parameters gathered from their storage, tokens for the
     # experts, sums over tensor (attention and MLP of each layer), and attention's over context.
     gathered = (experts / mesh.expert + (total - experts)) / mesh.tensor * 2 * (1 - 1 / store)

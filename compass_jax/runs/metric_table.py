@@ -276,6 +276,8 @@ time/rollout_wait_s [s]: Time that a finished update waited for the rollout besi
 time/score_s [s]: Time of the pass for old log-probs, which the first update does not need.
 time/update_s [s]: Time of the updates.
 time/handover_s [s]: Time of the weight hand-over.
+time/average_s [s]: Time in which the average of the weights (rl.optim.average) went to the rollout
+    for an evaluation, and the policy back.
 # evaluation
 eval/<set>/avg_at_k [share]: Mean accuracy of k sampled answers to each prompt of a set: to the
     held-out prompts, which are the set heldout, to one of data.eval_sets, or to the held-out

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,12 +31,15 @@ from compass_jax.training.loop import RLTrainer
 
 @dataclass(frozen=True)
 class Evaluated:
-    """An evaluation of the weights after `step` steps. complete: of all prompts."""
+    """An evaluation of the weights after `step` steps, or of their average. complete: of all
+    prompts. average: the metrics of the average's sync.
+    """
 
     step: int
     result: Evaluation
     rows: list[JsonObject]
     complete: bool
+    average: Mapping[str, float]
 
     def rewards(self) -> dict[str, float]:
         """Returns the mean reward of the sampled answers to each held-out prompt, by its id."""
@@ -87,7 +90,7 @@ class Evaluations:
         evaluated = self._evaluate([evenly(x, most or len(x.prompts)) for x in self._sets])
         self._telemetry.note(f"step {step}, {evaluated.result.line()}")
         self._trainer.hooks.call(Hook.on_evaluation, step, evaluated.rewards())
-        return evaluated.result.metrics()
+        return {**evaluated.result.metrics(), **evaluated.average}
 
     def forget(self) -> None:
         """Forgets the latest evaluation, whose policy was replaced."""
@@ -112,8 +115,8 @@ class Evaluations:
         return latest.result
 
     def _evaluate(self, sets: Sequence[PromptSet], warns: bool = True) -> Evaluated:
-        """Evaluates the policy on `sets`. warns: of uninformative rewards, which may end the
-        run.
+        """Evaluates the policy, or the average of the weights, on `sets`. warns: of uninformative
+        rewards, which may end the run.
         """
         trainer, rows = self._trainer, list[JsonObject]()
 
@@ -122,20 +125,22 @@ class Evaluations:
 
         # With rl.one_step_off a thread may still be sampling on the engine.
         trainer.await_rollout()
-        result = evaluate(
-            engine=trainer.collect.engine,
-            params=trainer.parts.weights.params,
-            sets=sets,
-            tokenizer=trainer.parts.tokenizer,
-            scorer=trainer.collect.scorer,
-            config=self._config.scored,
-            keep=keep,
-            progress=partial(self._telemetry.phase, EVALUATION_PHASE),
-        )
+        weights = trainer.parts.weights
+        with weights.averaged(trainer.learner) as average:
+            result = evaluate(
+                engine=trainer.collect.engine,
+                params=weights.params,
+                sets=sets,
+                tokenizer=trainer.parts.tokenizer,
+                scorer=trainer.collect.scorer,
+                config=self._config.scored,
+                keep=keep,
+                progress=partial(self._telemetry.phase, EVALUATION_PHASE),
+            )
         if result.warning and warns:
             trainer.hooks.find(Notices).warn(result.warning)
         complete = count_answers(sets) == count_answers(self._sets)
-        self._latest = Evaluated(trainer.done_steps, result, rows, complete)
+        self._latest = Evaluated(trainer.done_steps, result, rows, complete, average)
         return self._latest
 
     def _keep(self, evaluated: Evaluated, name: str) -> None:

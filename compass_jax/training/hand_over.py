@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import time
+from collections.abc import Iterator
 from typing import Protocol
 
 from compass_jax.aliases import Tree
@@ -9,6 +12,7 @@ from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.engine_api import RolloutEngine
 from compass_jax.rollout.plain_engine import PlainEngine
 from compass_jax.samplers.remote import RemoteEngine
+from compass_jax.training import trained
 from compass_jax.training.learner import Learner
 from compass_jax.training.own_engine import ByLoading
 from compass_jax.training.own_judge import PolicyJudge
@@ -82,10 +86,34 @@ class RolloutWeights:
 
     def sync(self, learner: Learner) -> dict[str, float]:
         """Takes the learner's parameters over; returns the transport's metrics."""
+        return self._take(learner.params, learner.version, learner.version)
+
+    @contextlib.contextmanager
+    def averaged(self, learner: Learner) -> Iterator[dict[str, float]]:
+        """Puts the average of the weights (rl.optim.average) in the place of the policy for an
+        evaluation. Yields the metrics of it, which are complete afterwards; empty where the run
+        keeps no average.
+        """
+        metrics: dict[str, float] = {}
+        if learner.state.average is None:
+            yield metrics
+            return
+        started = time.perf_counter()
+        average = trained.full_average(learner.config.lora, learner.state, learner.frozen)
+        # A judge stores its verdicts by version: the average must have none of the policy's.
+        self._take(average, learner.version, -1 - learner.version)
+        del average
+        before_s = time.perf_counter() - started
+        yield metrics
+        started = time.perf_counter()
+        self.sync(learner)
+        metrics["time/average_s"] = before_s + time.perf_counter() - started
+
+    def _take(self, params: Tree, version: int, judge_version: int) -> dict[str, float]:
         # The old weights are no longer needed: their memory is free for the new ones.
         self.params = None
-        self._judge.use(None, learner.version)
-        self.params, metrics = self._transport.send(learner.params, learner.version)
+        self._judge.use(None, judge_version)
+        self.params, metrics = self._transport.send(params, version)
         if self._transport.is_local:
-            self._judge.use(self.params, learner.version)
+            self._judge.use(self.params, judge_version)
         return metrics

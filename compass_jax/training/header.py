@@ -91,11 +91,12 @@ def sft_method(sft: SFTConfig) -> dict[str, str]:
 
 
 def describe_optimiser(optim: OptimConfig, updates: int) -> str:
-    """Returns name, learning rate, schedule and number of updates."""
+    """Returns name, learning rate, schedule, average of the weights and number of updates."""
     schedule = "constant" if optim.schedule == "constant" else f"{optim.schedule} decay to 0"
     warmup = f" after {optim.warmup_steps} updates of warm-up" if optim.warmup_steps else ""
     rate = f"learning rate {optim.learning_rate:g}, {schedule}{warmup}"
-    return f"{optim.name}, {rate}; {updates} updates"
+    average = f", weights averaged with decay {optim.average:g}" if optim.average else ""
+    return f"{optim.name}, {rate}{average}; {updates} updates"
 
 
 def stage_line(rl: RLConfig, rollout: RolloutConfig, stage: Stage) -> str:

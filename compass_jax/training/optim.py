@@ -152,11 +152,15 @@ def init_state(params: Tree, config: OptimConfig, total_steps: int) -> TrainStat
     with jax.numpy_dtype_promotion("standard"):
         opt_state = make_optimizer(config, total_steps).init(params if master is None else master)
     opt_state = opt_state if master is None else WithMaster(opt_state, master)
+    average = None
+    if config.average:
+        average = jax.tree.map(jnp.copy, widen(params) if master is None else master)
     # Three separate arrays, because a buffer cannot be donated twice.
-    return TrainState(jax.tree.map(jnp.copy, params), opt_state, zero, zero + 0, zero + 0)
+    counts = zero, zero + 0, zero + 0
+    return TrainState(jax.tree.map(jnp.copy, params), opt_state, *counts, average)
 
 
-def _is_narrow(params: Tree) -> bool:
+def _is_narrow(params: object) -> bool:
     return any(x.dtype != at_least_float32(x.dtype) for x in jax.tree.leaves(params))
 
 
@@ -164,6 +168,23 @@ def global_norm(tree: Tree) -> jax.Array:
     """Computes the square root of the sum of squares of all leaves, in at least float32."""
     leaves = jax.tree.leaves(widen(tree))
     return jnp.sqrt(sum(jnp.sum(jnp.square(x)) for x in leaves))
+
+
+def average_weights(average: Tree, params: Tree, updates: jax.Array, limit: float) -> Tree:
+    """Computes the exponential moving average of the parameters after an update:
+
+        average <- d average + (1 - d) params        d = min(limit, (1 + t) / (10 + t))
+
+    t is `updates`, the number of applied updates, this one included. The smaller d of the first
+    updates forgets the parameters before them (as in TensorFlow's ExponentialMovingAverage).
+    """
+
+    def averaged(mean, x):
+        t = updates.astype(mean.dtype)
+        decay = jnp.minimum(limit, (1 + t) / (10 + t))
+        return mean + (1 - decay) * (x.astype(mean.dtype) - mean)
+
+    return jax.tree.map(averaged, average, params)
 
 
 def update(
@@ -209,6 +230,9 @@ def update(
             updates = jax.tree.map(lambda x: x * factor.astype(x.dtype), updates)
             lr = lr * factor
         params = optax.apply_updates(params, updates)
+    average = state.average
+    if average is not None:
+        average = average_weights(average, params, state.step + 1, config.average)
 
     def keep(changes, new, old):
         return jax.tree.map(lambda a, b: jnp.where(changes, a, b), new, old)
@@ -226,16 +250,17 @@ def update(
         state.step + moves.astype(jnp.int32),
         (state.bad_steps + 1) * bad,
         state.skipped + bad,
+        keep(moves, average, state.average),
     )
     return state, {"grad_norm": norm, "lr": lr, "zero_gradient_updates": finite & (norm == 0)}
 
 
-def _is_schedule(state: Tree) -> bool:
+def _is_schedule(state: object) -> bool:
     """Returns whether a part of an optimiser's state is the place in the schedule."""
     return isinstance(state, optax.ScaleByScheduleState)
 
 
-def _schedule_place(state: Tree, updates: jax.Array) -> jax.Array:
+def _schedule_place(state: object, updates: jax.Array) -> jax.Array:
     """Returns the number of updates that the schedule has counted in an optimiser's state: the
     applied ones and those with a gradient of 0. An optimiser that keeps no such number counts the
     applied ones, `updates`.

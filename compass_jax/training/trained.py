@@ -13,6 +13,7 @@ from compass_jax.config.lora import LoRAConfig
 from compass_jax.model.lora import combine, init_adapters
 from compass_jax.model.params import decays
 from compass_jax.model.transformer import Transformer
+from compass_jax.records import TrainState
 
 ADAPTERS = 0x10A  # of the key of their first values, folded into the run's
 
@@ -31,6 +32,12 @@ def split(
 def full(lora: LoRAConfig, trained: Tree, frozen: Tree | None) -> Tree:
     """Returns the model's parameters."""
     return trained if frozen is None else combine(frozen, trained, lora.scale)
+
+
+def full_average(lora: LoRAConfig, state: TrainState, frozen: Tree | None) -> Tree:
+    """Returns the model's parameters with the average of the trained ones, in their types."""
+    average = jax.tree.map(lambda mean, x: mean.astype(x.dtype), state.average, state.params)
+    return full(lora, average, frozen)
 
 
 def decay_mask(lora: LoRAConfig, model: Transformer, trained: Tree) -> tuple[bool, ...]:

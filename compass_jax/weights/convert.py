@@ -9,6 +9,7 @@ from pathlib import Path
 from compass_jax.distributed import in_main_process
 from compass_jax.families.raw import WeightsError
 from compass_jax.weights import checkpoint
+from compass_jax.weights.average import average_notice
 from compass_jax.weights.carried import carried_files, carry_files
 from compass_jax.weights.hf import import_notices, lazy_params, save_params
 from compass_jax.weights.hf_config import read_hf_config
@@ -93,12 +94,15 @@ def export_hf(
         tokenizer: the folder to copy the tokenizer from; None uses `tokenizer` of the run
             directory, if present.
         replace: whether `out` may replace an existing folder.
-        tell: receives a line where tensors have another type than in the Hugging Face folder that
-            the checkpoint began with.
+        tell: receives a line where the weights are the average that the run kept, and one where
+            tensors have another type than in the Hugging Face folder that the checkpoint began
+            with.
 
     Raises the errors of `open_params` and `save_params`.
     """
     params, config = open_params(path)
+    if line := average_notice(path):
+        tell(line)
     rows = checkpoint.read_meta(path).get(VOCAB_ROWS, config.vocab_size)
     params, config = in_vocabulary(params, config, rows)
     tokenizer = tokenizer_beside(path) if tokenizer is None else tokenizer

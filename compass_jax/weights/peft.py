@@ -9,7 +9,7 @@ the rank. PEFT reads this layout from 0.19 on.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,6 +29,7 @@ from compass_jax.model.params import layer_runs
 from compass_jax.sharding import fetch
 from compass_jax.weights import checkpoint
 from compass_jax.weights.adapters import LORA, abstract_adapters, settings_of
+from compass_jax.weights.average import average_notice, weights_key
 from compass_jax.weights.carried import carry_files
 from compass_jax.weights.dequantize import refuse_quantized
 from compass_jax.weights.hf_config import read_json
@@ -68,8 +69,11 @@ _EXPERTS = "model.layers.{i}.mlp.experts"
 _PARTS = 2  # matrices of an expert in gate_up_proj
 
 
-def export_adapter(path: str | Path, out: str | Path) -> Path:
-    """Writes the adapters of a run or checkpoint as a PEFT folder; returns its path.
+def export_adapter(
+    path: str | Path, out: str | Path, tell: Callable[[str], None] = lambda line: None
+) -> Path:
+    """Writes the adapters of a run or checkpoint as a PEFT folder; returns its path. Tells a line
+    where they are the average that the run kept.
 
     Raises WeightsError for a checkpoint without adapters, and UnsupportedModel for adapters of
     experts in a family that is not built in: the names in its class are unknown.
@@ -79,9 +83,12 @@ def export_adapter(path: str | Path, out: str | Path) -> Path:
     if saved is None:
         raise WeightsError(f"{source.path} has no adapters: export the whole model instead")
     model, lora = source.manifest.model, settings_of(saved)
-    requested = {"state": {"params": abstract_adapters(model, lora)}}
+    key = weights_key(source)
+    if line := average_notice(source.path):
+        tell(line)
+    requested = {"state": {key: abstract_adapters(model, lora)}}
     _, arrays, _ = checkpoint.restore(source, requested, subset=True)
-    return write_adapter(out, arrays["state"]["params"], model, lora, saved["base"])
+    return write_adapter(out, arrays["state"][key], model, lora, saved["base"])
 
 
 def write_adapter(

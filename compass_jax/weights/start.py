@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +21,7 @@ from compass_jax.model.params import abstract_params, in_layout, place, sharding
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.weights import checkpoint
 from compass_jax.weights.adapters import LORA, abstract_adapters, check_base, settings_of
+from compass_jax.weights.average import POLICY, average_notice, weights_key
 from compass_jax.weights.hf import checked_headers, import_notices, load_params
 from compass_jax.weights.hf_config import read_hf_config
 from compass_jax.weights.manifest import Manifest
@@ -57,16 +58,17 @@ def model_of(path: str | Path) -> ModelConfig:
 
 
 def restore_params(path: str | Path, shardings: Tree = None) -> tuple[Tree, ModelConfig]:
-    """Returns the parameters of a checkpoint in their stored type, without the optimiser state, and
-    the model.
+    """Returns the parameters of a checkpoint in the policy's stored type, without the optimiser
+    state, and the model; the average of the weights if the run kept one.
     """
     source = checkpoint.find(path)
     manifest, prefix = source.manifest, _parents_of_params(source)
     if not prefix:
         return _restore_adapted(source, shardings)
-    requested = jax.tree_util.tree_map_with_path(
-        lambda path, x: jax.ShapeDtypeStruct(x.shape, _saved_dtype(manifest, prefix, path, x)),
+    requested = jax.tree.map(
+        lambda x, dtype: jax.ShapeDtypeStruct(x.shape, dtype),
         abstract_params(manifest.model, "float32"),
+        _saved_types(manifest, prefix),
     )
     if shardings is not None:
         requested = jax.tree.map(
@@ -78,12 +80,12 @@ def restore_params(path: str | Path, shardings: Tree = None) -> tuple[Tree, Mode
     _, arrays, _ = checkpoint.restore(source, requested, subset=True)
     for key in prefix:
         arrays = arrays[key]
-    return arrays, manifest.model
+    return _cast(arrays, jax.tree.leaves(_policy_types(manifest, prefix))), manifest.model
 
 
 def open_params(path: str | Path) -> tuple[Tree, ModelConfig]:
-    """Returns the parameters of a checkpoint as arrays on disk (`StoredArray`), and the model.
-    Adapters are merged into their base in memory, by one process.
+    """Returns the parameters of a checkpoint, as `restore_params` does, as arrays on disk
+    (`StoredArray`), and the model. Adapters are merged into their base in memory, by one process.
 
     Raises WeightsError for a checkpoint without parameters, CheckpointError for one that is missing
     or damaged or lacks an array of the model, ConfigError for adapters in several processes.
@@ -95,8 +97,8 @@ def open_params(path: str | Path) -> tuple[Tree, ModelConfig]:
         return _restore_adapted(source, None)
     model = source.manifest.model
     params = jax.tree_util.tree_map_with_path(
-        lambda path, _: open_array(source, _leaf_name(prefix, path)),
-        abstract_params(model, "float32"),
+        lambda path, dtype: open_array(source, _leaf_name(prefix, path), dtype),
+        _policy_types(source.manifest, prefix),
     )
     return params, model
 
@@ -105,7 +107,7 @@ def _parents_of_params(source: checkpoint.ValidCheckpoint) -> tuple[str, ...]:
     """Returns the keys under which a checkpoint has its parameters; none for adapters. Raises
     WeightsError for a checkpoint that has neither.
     """
-    for keys in (("params",), ("state", "params")):
+    for keys in (("params",), ("state", weights_key(source))):
         if "/".join((*keys, "embed")) in source.manifest.leaves:
             return keys
     if LORA in source.meta():
@@ -115,14 +117,23 @@ def _parents_of_params(source: checkpoint.ValidCheckpoint) -> tuple[str, ...]:
     )
 
 
-def _leaf_name(prefix: tuple[str, ...], path: Tree) -> str:
+def _leaf_name(prefix: tuple[str, ...], path: tuple[object, ...]) -> str:
     return "/".join((*prefix, jax.tree_util.keystr(path, simple=True, separator="/")))
 
 
-def _saved_dtype(manifest: Manifest, prefix: tuple[str, ...], path: Tree, leaf: Tree) -> np.dtype:
-    """Returns a parameter's type in a checkpoint, or that of `leaf` if the checkpoint lacks it."""
-    name = _leaf_name(prefix, path)
-    return jnp.dtype(manifest.leaves[name][1]) if name in manifest.leaves else leaf.dtype
+def _saved_types(manifest: Manifest, prefix: tuple[str, ...]) -> Tree:
+    """Returns the types of a checkpoint's parameters; float32 for one that it lacks."""
+
+    def saved_type(path: tuple[object, ...], leaf: jax.ShapeDtypeStruct) -> np.dtype:
+        _, dtype = manifest.leaves.get(_leaf_name(prefix, path), ((), leaf.dtype))
+        return jnp.dtype(dtype)
+
+    return jax.tree_util.tree_map_with_path(saved_type, abstract_params(manifest.model, "float32"))
+
+
+def _policy_types(manifest: Manifest, prefix: tuple[str, ...]) -> Tree:
+    """Returns the types of the policy's parameters; an average under `prefix` has wider ones."""
+    return _saved_types(manifest, (*prefix[:-1], POLICY))
 
 
 def _restore_adapted(
@@ -144,9 +155,10 @@ def _restore_adapted(
         rows = read_hf_config(base, model.family).vocab_size
         params = load_params(base, model, None, shardings, rows)
     check_base(source.path, source.meta(), params)
-    requested = {"state": {"params": abstract_adapters(model, lora)}}
+    key = weights_key(source)
+    requested = {"state": {key: abstract_adapters(model, lora)}}
     _, arrays, _ = checkpoint.restore(source, requested, subset=True)
-    adapters = arrays["state"]["params"]
+    adapters = arrays["state"][key]
     return jax.jit(merged)(combine(params, adapters, lora.scale)), model
 
 
@@ -210,7 +222,7 @@ def init_or_load(
         return draw(model, compute, key)
     if is_checkpoint(path):
         params, _ = restore_params(path, shardings)
-        return _cast(params, model, dtype)
+        return _cast(params, [x.dtype for x in jax.tree.leaves(abstract_params(model, dtype))])
     return load_params(path, model, dtype, shardings, rows)
 
 
@@ -218,13 +230,18 @@ def check_weights(
     init_from: str, model: ModelConfig, tell: Callable[[str], None] = lambda line: None
 ) -> None:
     """Raises the errors that `init_or_load` raises before it reads the values of the weights; tells
-    the notices of an import.
+    the notices of an import, and of an average.
     """
     path, rows = _folder(init_from, model)
-    if path is not None and not is_checkpoint(path):
+    if path is None:
+        return
+    if is_checkpoint(path):
+        lines = [average_notice(path)]
+    else:
         checked_headers(path, model, rows)
-        for line in import_notices(read_headers(path), model):
-            tell(line)
+        lines = import_notices(read_headers(path), model)
+    for line in filter(None, lines):
+        tell(line)
 
 
 def _folder(init_from: str, model: ModelConfig) -> tuple[Path | None, int]:
@@ -246,7 +263,7 @@ def first_parameters(
     init_from: str, seed: int, model: Transformer, tell: Callable[[str], None] = lambda line: None
 ) -> Tree:
     """Returns the parameters of `init_or_load` in the model's layout, created or read directly on
-    its mesh; tells the notices of an import.
+    its mesh; tells the notices of `check_weights`.
     """
     config, placement = model.config, model.placement
     check_weights(init_from, config, tell)
@@ -260,12 +277,11 @@ def first_parameters(
     return place(in_layout(stacked, model.layout), config, placement)
 
 
-def _cast(params: Tree, model: ModelConfig, dtype: str) -> Tree:
-    """Casts `params` to parameters of another type, one leaf at a time, and releases each old leaf
+def _cast(params: dict, types: Sequence[np.dtype]) -> Tree:
+    """Casts `params` to the types of their leaves, one leaf at a time, and releases each old leaf
     once it is copied.
     """
     leaves, structure = jax.tree.flatten(params)
-    types = [x.dtype for x in jax.tree.leaves(abstract_params(model, dtype))]
     # The caller's dictionary would keep the old leaves alive.
     params.clear()
     for i, (leaf, kind) in enumerate(zip(leaves, types, strict=True)):

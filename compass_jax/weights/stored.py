@@ -48,16 +48,18 @@ class StoredArray:
             raise CheckpointError(f"{self.where} cannot be read ({cause(error)})") from error
 
 
-def open_array(checkpoint: ValidCheckpoint, name: str) -> StoredArray | np.ndarray:
-    """Returns an array of a checkpoint by its name in the manifest. Raises CheckpointError if it
-    cannot be opened.
+def open_array(
+    checkpoint: ValidCheckpoint, name: str, dtype: np.dtype | None = None
+) -> StoredArray | np.ndarray:
+    """Returns an array of a checkpoint by its name in the manifest, whose values are converted to
+    `dtype` when they are read (None: not converted). Raises CheckpointError if it cannot be opened.
     """
     where = f"{checkpoint.path}: array {name}"
     if name not in checkpoint.manifest.leaves:
         raise CheckpointError(f"{where} is missing, which the model needs")
-    shape, dtype = checkpoint.manifest.leaves[name]
+    shape, stored_dtype = checkpoint.manifest.leaves[name]
     if 0 in shape:  # orbax stores none
-        return np.zeros(shape, dtype)
+        return np.zeros(shape, dtype or stored_dtype)
     base = {"driver": "file", "path": f"{checkpoint.path / ARRAYS}/"}
     spec = {
         "driver": "zarr",
@@ -68,6 +70,7 @@ def open_array(checkpoint: ValidCheckpoint, name: str) -> StoredArray | np.ndarr
         "recheck_cached_data": False,
     }
     try:
-        return StoredArray(ts.open(spec, read=True).result(), where)
+        store = ts.open(spec, read=True).result()
+        return StoredArray(store if dtype is None else ts.cast(store, ts.dtype(dtype)), where)
     except (ValueError, OSError) as error:
         raise CheckpointError(f"{where} cannot be opened ({cause(error)})") from error

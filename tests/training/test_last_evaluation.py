@@ -3,6 +3,7 @@ all prompts.
 """
 
 import dataclasses
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -34,8 +35,9 @@ class Trainer:
         self.parts = SimpleNamespace(
             prompts=SimpleNamespace(evaluated=sets),
             tokenizer=None,
-            weights=SimpleNamespace(params=None),
+            weights=SimpleNamespace(params=None, averaged=lambda learner: nullcontext({})),
         )
+        self.learner = None
 
     def steps(self):
         for self.done_steps in (1, 2):
