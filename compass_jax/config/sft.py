@@ -92,6 +92,13 @@ class SFTConfig(Section):
                 check(
                     min(row[1:]) >= 1, f"{key}.{name}[{i}] = {row}: its numbers must be at least 1"
                 )
+        for name in ("schedule_tokens", "rate_by_groups"):
+            value = getattr(self.optim, name)
+            check(
+                not value,
+                f"{key}.optim.{name} = {value}: SFT generates no tokens and has no groups; leave it"
+                " out",
+            )
         labels = [label for label, _ in self.weights]
         check(
             len(set(labels)) == len(labels), f"{key}.weights = {self.weights}: a label comes twice"

@@ -133,6 +133,11 @@ class RLConfig(AlgorithmConfig, SamplingConfig, UpdatesConfig):
         for hook in self.hooks:
             hook.check(self)
         self.check_whole_groups(self.prompts_per_step)
+        check(
+            not (self.optim.rate_by_groups and self.zero_variance.rl_zvp),
+            "rl.optim.rate_by_groups counts groups whose rewards vary, and rl.zero_variance.rl_zvp"
+            " gives the others an advantage too: switch one of them off",
+        )
         self._check_correction()
         check(
             self.guard.action != "restore" or bool(self.save_every),

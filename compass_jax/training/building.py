@@ -44,6 +44,7 @@ from compass_jax.training.hooks.drafts import DraftAccount
 from compass_jax.training.hooks.guard import Guard
 from compass_jax.training.hooks.notices import Notices
 from compass_jax.training.hooks.own import own_hooks
+from compass_jax.training.hooks.rates import RateFactors
 from compass_jax.training.hooks.samples import SampleLog
 from compass_jax.training.hooks.step_metrics import PermutedRewards, StepMetrics
 from compass_jax.training.learner import Learner
@@ -216,6 +217,8 @@ class Building:
         if rl.drafts is not None:
             yield DraftAccount()
         yield StepMetrics(prompts, config.rewards, rl.shaping, self.stage)
+        if rl.optim.schedule_tokens or rl.optim.rate_by_groups:
+            yield RateFactors(rl.optim, rl.prompts_per_step)
         steady = rl.zero_variance.posterior
         yield Guard(rl.guard, rl.steps, config.rewards, notices.print_of_kind, steady)
         every, telemetry = config.show_samples_every, self.telemetry

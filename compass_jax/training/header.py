@@ -93,6 +93,10 @@ def sft_method(sft: SFTConfig) -> dict[str, str]:
 def describe_optimiser(optim: OptimConfig, updates: int) -> str:
     """Returns name, learning rate, schedule, average of the weights and number of updates."""
     schedule = "constant" if optim.schedule == "constant" else f"{optim.schedule} decay to 0"
+    if optim.schedule_tokens:
+        schedule += f" at {optim.schedule_tokens:,} tokens"
+    if optim.rate_by_groups:
+        schedule += " times sqrt(varied groups / prompts)"
     warmup = f" after {optim.warmup_steps} updates of warm-up" if optim.warmup_steps else ""
     rate = f"learning rate {optim.learning_rate:g}, {schedule}{warmup}"
     average = f", weights averaged with decay {optim.average:g}" if optim.average else ""

@@ -113,6 +113,11 @@ def _idle_rewards(rl: RLConfig, rewards: RewardConfig, data: DataConfig) -> list
                 f"rl.zero_variance.grow_to = {rl.zero_variance.grow_to}: groups grow whose rewards"
                 " are equal, and those of a scalar reward model never are; set it to 0"
             )
+        if rl.optim.rate_by_groups:
+            notices.append(
+                "rl.optim.rate_by_groups: rewards of a scalar reward model are never equal, so that"
+                " every group counts and the factor is 1; set it to False"
+            )
         if isinstance(rl.policy, Screening):
             notices.append(
                 f"rl.step_policy.name = {rl.policy.name!r}: groups stop whose rewards are equal,"

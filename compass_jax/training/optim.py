@@ -53,13 +53,14 @@ def widen(tree: Tree) -> Tree:
 
 def learning_rate(config: OptimConfig, total_steps: int) -> optax.Schedule:
     """Returns the schedule: linear warm-up over `warmup_steps` updates (the first has a rate above
-    0), then constant, or cosine decay to 0 at `total_steps` updates.
+    0), then constant, or cosine decay to 0 at `total_steps` updates. A decay by tokens is a factor
+    of its own (training/hooks/rates.py).
     """
     after = max(total_steps - config.warmup_steps, 1)
     peak = config.learning_rate
     main = (
         optax.constant_schedule(peak)
-        if config.schedule == "constant"
+        if config.schedule == "constant" or config.schedule_tokens
         else optax.cosine_decay_schedule(peak, after)
     )
     if not config.warmup_steps:

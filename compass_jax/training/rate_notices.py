@@ -33,7 +33,7 @@ def moved_schedule(before: Stage | None, now: Stage, done_steps: int) -> str:
     """
     if before is None or not done_steps or before.steps == now.steps:
         return ""
-    if now.optim.schedule == "constant":
+    if now.optim.schedule == "constant" or now.optim.schedule_tokens:
         return ""
     key, last, following = now.KEY, done_steps, done_steps + 1
     return (

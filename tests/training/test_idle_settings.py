@@ -14,6 +14,7 @@ from compass_jax.commands.configured import load_config, load_config_as
 from compass_jax.config import (
     EvalConfig,
     EvalSet,
+    OptimConfig,
     ProceduralSource,
     RLStage,
     ScalarJudgeConfig,
@@ -156,6 +157,14 @@ def test_growth_of_groups_whose_rewards_are_never_equal_is_told():
     screened = evolve(config_with(data={"sources": sources}, step_policy=Screening(n0=2)))
     assert named_settings(screened) == []
     assert named_settings(evolve(screened, rewards={"judge": judge})) == ["rl.step_policy.name"]
+    by_groups = config_with(
+        data={"sources": sources},
+        optim=OptimConfig(rate_by_groups=True),
+        zero_variance=ZeroVarianceConfig(),
+    )
+    assert named_settings(by_groups) == []
+    told = named_settings(evolve(by_groups, rewards={"judge": judge}))
+    assert [x.partition(":")[0] for x in told] == ["rl.optim.rate_by_groups"]
     mixed = (*sources, ProceduralSource("products"))
     data = dataclasses.replace(grown.data, sources=mixed)
     assert named_settings(dataclasses.replace(scalar, data=data)) == []

@@ -55,6 +55,7 @@ QUICK = [
     case("posterior", stop_at_sample, 19, 1, 4, CLOSE),
     case("state", kill_after_step, 2, 1),
     case("screening", stop_at_sample, 17, 1, 4, CLOSE),  # step 2, before all first samples are done
+    case("rates", kill_after_step, 2, 1),
     # The second rollout is finished while step 1 trains, and is saved with it.
     case("one step off", stop_after_step, 1, 1, 4),
     # A stop waits for the end of a partial rollout, whose ticks decide which samples are cut.
@@ -82,6 +83,9 @@ SLOW = [
     case("one step off, growing", stop_after_step, 1, 1),
     case("screening", stop_at_sample, 10, 0, 4, CLOSE),  # step 1, while groups continue
     case("one step off, screening", stop_after_step, 1, 1),
+    case("rates", stop_at_sample, 19, 1, 4, CLOSE),
+    case("one step off, rates", kill_in_training, 2, 1, 4),
+    case("one step off, rates", stop_after_step, 2, 2, 4),
     case("one step off, screening", kill_in_training, 2, 1, 4),
     case("replay", stop_in, ("pull", 5), 2, 4),  # within the update of step 3
     case("replay", stop_after_step, 2, 2, 0),

@@ -12,6 +12,7 @@ from replaying import GroupReplay
 from tiny_run import tiny_run
 
 from compass_jax.config import (
+    OptimConfig,
     RLStage,
     RunConfig,
     ShapingConfig,
@@ -33,6 +34,17 @@ STAGES = (
 )
 DYNAMIC = ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True, dynamic_batch=2, dynamic_rounds=4)
 VERIFIED = ZeroVarianceConfig(rl_zvp=False)
+RATES = {
+    "steps": 3,
+    "zero_variance": VERIFIED,
+    "optim": OptimConfig(
+        learning_rate=1e-2,
+        warmup_steps=1,
+        schedule="cosine",
+        schedule_tokens=700,
+        rate_by_groups=True,
+    ),
+}
 SCREENING = Screening(n0=2, min_chance=1.0, min_chance_hard=0.6)
 GROWING = {
     "zero_variance": ZeroVarianceConfig(rl_zvp=True, select=True, grow_to=12),
@@ -59,6 +71,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "zero_variance": ZeroVarianceConfig(rl_zvp=True, posterior=True),
         },
     ),
+    "rates": ("seldom", RATES),
+    "one step off, rates": ("seldom", RATES | {"correction": TIS, "one_step_off": True}),
     "partial": ("coin", PARTIAL),
     "partial, one step off": ("coin", {**PARTIAL, "one_step_off": True}),
     "one step off": ("coin", AHEAD),
