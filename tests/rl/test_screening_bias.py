@@ -49,7 +49,8 @@ ADVANTAGES = {
 def size(policy, rewards):
     """Returns the number of samples of a group with these first rewards."""
     scores = [Score(float(x), True) for x in rewards]
-    buffer = SimpleNamespace(scores=lambda key: scores, prompts={(0, 0): None})
+    prompt = SimpleNamespace(predicted=(1.0, 1.0))
+    buffer = SimpleNamespace(scores=lambda key: scores, prompts={(0, 0): prompt})
     sampling = RLConfig(group_size=N, step_policy=policy).validate("rl").sampling
     return policy.grow(StepInputs(buffer, sampling, False), (0, 0))
 
