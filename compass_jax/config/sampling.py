@@ -95,13 +95,9 @@ class SamplingConfig(ReplayConfig):
     @property
     def prompts_per_round(self) -> int:
         """The number of prompts that are rolled out together: those of a step and the further ones
-        in flight, or those of a round of dynamic sampling; for a policy of the user's, all that can
-        be in flight.
+        in flight, or those of a round.
         """
-        zero = self.zero_variance
-        if zero.dynamic_sampling:
-            return self.prompts_per_step * zero.dynamic_batch + self.partial_prompts
-        return self.groups_in_flight
+        return self.policy.prompts_per_round(self)
 
     @property
     def groups_in_flight(self) -> int:

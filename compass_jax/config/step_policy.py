@@ -96,6 +96,19 @@ class StepPolicy(Seam):
         """
         return sampling.prompts_per_step
 
+    def prompts_per_round(self, sampling: SamplingConfig) -> int:
+        """Returns how many prompts are rolled out together. By default all that can be in
+        flight.
+        """
+        return self.groups_in_flight(sampling)
+
+    def most_rounds(self, sampling: SamplingConfig) -> int:
+        """Returns the largest number of rounds of prompts that a step draws. By default 1; the
+        rounds of a policy with more, and the groups that it drops, are counted like those of
+        dynamic sampling (zero_variance/dynamic_*).
+        """
+        return 1
+
     def check(self, sampling: SamplingConfig) -> None:
         """Raises ConfigError for settings that the policy cannot be combined with. By default it
         refuses those of another policy, which would have no effect.

@@ -140,6 +140,11 @@ class RLConfig(AlgorithmConfig, SamplingConfig, UpdatesConfig):
         )
         self._check_correction()
         check(
+            not (self.zero_variance.rl_zvp and self.policy.most_rounds(self) > 1),
+            f"rl.step_policy.name = {self.policy.name!r}: further rounds of prompts drop the"
+            " uniform groups that rl.zero_variance.rl_zvp learns from: switch one of them off",
+        )
+        check(
             self.guard.action != "restore" or bool(self.save_every),
             "rl.guard.action = 'restore' with rl.save_every = 0: there would be no checkpoint to"
             " go back to; set rl.save_every",

@@ -189,18 +189,19 @@ def growth_metrics(groups: Sequence[Group], config: SamplingConfig) -> dict[str,
 def round_metrics(
     chosen: Sequence[Group], dropped: Sequence[Group], last: bool, config: SamplingConfig
 ) -> dict[str, float]:
-    """Returns the metrics of a round of dynamic sampling. Without it: the groups that a policy of
-    the user's dropped; empty for one of this package's, which drops none.
+    """Returns the metrics of a round of dynamic sampling, or of another policy of several rounds.
+    Otherwise: the groups that a policy of rl.step_policy dropped; empty without one.
     """
     tokens = sum(r.sampled_length for group in dropped for r in group.rollouts)
-    if not config.zero_variance.dynamic_sampling:
+    if not config.zero_variance.dynamic_sampling and config.policy.most_rounds(config) == 1:
         if config.step_policy is None:
             return {}
         return {
             "rollout/dropped_groups": float(len(dropped)),
             "rollout/dropped_tokens": float(tokens),
         }
-    counts = {"filled_groups": sum(not varies(group) for group in chosen)} if last else {}
+    filled = sum(not varies(group) for group in chosen)
+    counts = {"filled_groups": filled} if last or filled else {}
     counts |= {
         "rounds": 1,
         "surplus_groups": sum(map(varies, dropped)),

@@ -159,15 +159,16 @@ zero_variance/keep_hard [share]: The chance that a prompt is drawn although its 
 zero_variance/grown_groups [groups]: Uniform groups that got more samples.
 zero_variance/grow_rescued_groups [groups]: Grown groups that vary now.
 zero_variance/grow_tokens [tokens]: Tokens of the samples that growth added.
-zero_variance/dynamic_rounds [rounds]: Rounds of generation that dynamic sampling took.
-zero_variance/dynamic_dropped_groups [groups]: Groups that dynamic sampling generated and did not
-    train on.
+zero_variance/dynamic_rounds [rounds]: Rounds of generation that dynamic sampling, or a step policy
+    with several rounds, took.
+zero_variance/dynamic_dropped_groups [groups]: Groups that these generated and did not train on.
 zero_variance/dynamic_dropped_tokens [tokens]: Tokens of the dropped groups.
 zero_variance/dynamic_surplus_groups [groups]: Dropped groups that varied: the step was full
     already.
 zero_variance/dynamic_filled_groups [groups]: Uniform groups that filled a step after the last
     round.
-screening/stopped_groups [groups]: Groups that screening left at their first samples.
+screening/stopped_groups [groups]: Groups that screening left at their first samples; in several
+    rounds this number and those below include dropped groups.
 screening/stopped_frac [share]: Groups that screening left at their first samples, of all.
 screening/saved_samples [samples]: Samples that the stopped groups would have got as well.
 screening/continued_tokens [tokens]: Tokens of the samples after the first ones.

@@ -68,6 +68,7 @@ API = {
         (
             "config.step_policy",
             "experience.step_policies.inputs",
+            "experience.step_policies.rounds",
             "experience.step_policies.plain",
             "experience.step_policies.dynamic",
             "experience.step_policies.partial",

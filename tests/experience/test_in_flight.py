@@ -23,6 +23,7 @@ from compass_jax.config import (
 from compass_jax.experience import collect, saved_samples
 from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.experience.collect import Collector, results_of
+from compass_jax.experience.step_policies.plain import Plain
 from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.experience.turns import Turns
 from compass_jax.model.routes import take_routes
@@ -65,6 +66,16 @@ CONFIGS = {
     ),
     "dynamic growth": rl_config(
         prompts_per_step=3, group_size=2, zero_variance=ZeroVarianceConfig(**DYNAMIC, grow_to=4)
+    ),
+    "plain rounds": rl_config(prompts_per_step=3, group_size=2, step_policy=Plain(rounds=3)),
+    "plain rounds, growth": rl_config(
+        prompts_per_step=3,
+        group_size=2,
+        step_policy=Plain(rounds=3),
+        zero_variance=ZeroVarianceConfig(grow_to=4),
+    ),
+    "screening rounds": rl_config(
+        prompts_per_step=3, group_size=4, step_policy=Screening(2, 1.0, 0.6, rounds=3)
     ),
     "replay": replaying(max_route_age=1),
     "replay, live": replaying(),

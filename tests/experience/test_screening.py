@@ -23,7 +23,7 @@ from compass_jax.config import (
 )
 from compass_jax.experience.step_policies.inputs import StepInputs
 from compass_jax.experience.step_policies.screening import Screening, chance_to_vary
-from compass_jax.records import Outcome, Score
+from compass_jax.records import Outcome, SampleKey, Score
 
 GROUP = (1, 0)
 STRICT = Screening(n0=2, min_chance=1.0, min_chance_hard=1.0)
@@ -136,11 +136,13 @@ def test_a_group_waits_for_all_of_its_first_scores(policy):
         assert size(policy, [*early, NOT_YET, RIGHT, WRONG]) == policy.n0
 
 
+LEVEL = Screening(n0=2, min_chance=0.9, min_chance_hard=0.4, rounds=3)
 WORLDS = {
     "screening": RLConfig(prompts_per_step=3, group_size=5, step_policy=STRICT),
     "screening by chance": RLConfig(
         prompts_per_step=8, group_size=4, step_policy=Screening(n0=2, min_chance_hard=0.3)
     ),
+    "screening in rounds": RLConfig(prompts_per_step=4, group_size=5, step_policy=LEVEL),
 }
 
 
@@ -192,6 +194,65 @@ def test_every_sample_is_trained_on_and_the_metrics_count_the_groups():
     assert actual == expected and len(uniform) > 0
 
 
+def fractions(metrics):
+    return {k.removeprefix("screening/"): v for k, v in metrics.items() if "screening/" in k}
+
+
+def reference_step(policy, prompts, group_size, first):
+    """Returns the prompts that a step trains on, the sizes of all its groups by prompt, and the
+    number of its rounds of `prompts` each, from prompt `first` on; the prior is Beta(1, 1).
+    """
+    trained, sizes = [], {}
+    for number in range(policy.rounds):
+        places = range(first + number * prompts, first + (number + 1) * prompts)
+        keys = [(i % 7 + 1000, i // 7) for i in places]
+        varied, others = [], []
+        for key in keys:
+            rewards = [drawn(SampleKey(*key, index))[1] for index in range(group_size)]
+            sizes[key] = reference_size(policy, rewards, group_size, (1.0, 1.0))
+            (varied if len(set(rewards[: sizes[key]])) > 1 else others).append(key)
+        last = number == policy.rounds - 1
+        if len(keys) == prompts - len(trained) and last:
+            varied, others = keys, []
+        trained += [*varied, *(others if last else ())][: prompts - len(trained)]
+        if len(trained) == prompts:
+            break
+    return trained, sizes, number + 1
+
+
+@pytest.mark.parametrize(("rounds", "taken", "filled"), [(1, 1, 0), (2, 2, 2), (9, 3, 0)])
+def test_a_step_in_rounds_trains_on_groups_that_vary(monkeypatch, rounds, taken, filled):
+    """Each round's prompts get first samples and continue; uniform groups are taken in the last."""
+    policy = replace(STRICT, rounds=rounds)
+    rl = RLConfig(prompts_per_step=6, group_size=3, step_policy=policy).validate("rl")
+    monkeypatch.setitem(CONFIGS, "rounds", rl)
+    world, first = World("rounds"), 42  # a place where two rounds are not enough
+    trained, sizes, expected_rounds = reference_step(policy, 6, 3, first)
+    world.place, buffer = first, world.new_buffer()
+    metrics = world.collector()(buffer, None, 0, world.draw, False, world.stopped)
+    groups = buffer.step_groups()
+    assert [x.prompt.key for x in groups] == trained and len(groups) == 6
+    assert (world.place - first) // 6 == expected_rounds == taken
+    assert Counter(key[:2] for key in world.finished) == sizes
+    stopped = sum(count == 2 for count in sizes.values())
+    tokens = sum(drawn(key)[0] for key in world.finished)
+    kept = sum(r.response_length for x in groups for r in x.rollouts)
+    assert buffer.dropped_tokens == tokens - kept
+    found = {k.partition("/")[2]: v for k, v in metrics.items() if "/" in k}
+    assert found["stopped_groups"] == found["saved_samples"] == stopped
+    assert found["stopped_frac"] == pytest.approx(stopped / len(sizes))
+    later = (drawn(key)[0] for key in world.finished if key.index >= 2)
+    assert found["continued_tokens"] == sum(later)
+    if rounds == 1:
+        assert "dynamic_rounds" not in found and buffer.dropped_tokens == 0
+        return
+    uniform = sum(len({score.reward for score in x.scores}) == 1 for x in groups)
+    assert found["dynamic_rounds"] == taken
+    assert found["dynamic_dropped_groups"] == len(sizes) - 6
+    assert found["dynamic_dropped_tokens"] == tokens - kept > 0
+    assert found.get("dynamic_filled_groups", 0) == filled == uniform
+
+
 def test_settings_that_screening_cannot_be_combined_with_are_refused():
     growing = ZeroVarianceConfig(grow_to=16)
     dynamic = ZeroVarianceConfig(rl_zvp=False, dynamic_sampling=True)
@@ -212,6 +273,12 @@ def test_settings_that_screening_cannot_be_combined_with_are_refused():
             "screening gives them fewer; set grow_to to 0",
         ),
         (FOUR, {"zero_variance": dynamic}, "dynamic_sampling would have no effect"),
+        (Screening(rounds=0), {}, "rl.step_policy.rounds = 0: must be positive"),
+        (
+            Screening(rounds=2),
+            {"zero_variance": ZeroVarianceConfig(rl_zvp=True)},
+            "further rounds of prompts drop the uniform groups that rl.zero_variance.rl_zvp learns",
+        ),
         (
             Screening(n0=4),
             {"partial_prompts": 2, "correction": tis},

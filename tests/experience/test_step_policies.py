@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import pytest
-from test_in_flight import CONFIGS, World, run
+from test_in_flight import CONFIGS, World, rl_config, run
 
 from compass_jax.config import (
     ConfigError,
@@ -21,6 +21,7 @@ from compass_jax.config import (
 from compass_jax.experience.step_policies.ask import MAX_DRAWN, StepPolicyFailed
 from compass_jax.experience.step_policies.dynamic import DynamicSampling
 from compass_jax.experience.step_policies.partial import PartialRollouts
+from compass_jax.experience.step_policies.plain import Plain
 from compass_jax.records import Outcome
 
 
@@ -239,6 +240,25 @@ def test_settings_that_a_policy_cannot_be_combined_with_are_refused():
     with pytest.raises(ConfigError, match=r"continues samples in later steps.*set rl\.correction"):
         RLConfig(step_policy=Carrying()).validate("rl")
     RLConfig(step_policy=Carrying(), correction=tis).validate("rl")
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 4])
+def test_dynamic_sampling_and_plain_in_rounds_are_one_policy(monkeypatch, rounds):
+    """The same rounds of as many prompts as a step has give the same decisions."""
+    settings = {"dynamic_sampling": True, "dynamic_batch": 1, "dynamic_rounds": rounds}
+    usual = {"prompts_per_step": 3, "group_size": 2}
+    configs = {
+        "dynamic": rl_config(**usual, zero_variance=ZeroVarianceConfig(**settings)),
+        "plain": rl_config(**usual, step_policy=Plain(rounds)),
+    }
+    results = []
+    for name, config in configs.items():
+        monkeypatch.setitem(CONFIGS, name, config.validate("rl"))
+        steps = run(World(name))
+        results.append([(keys, outcomes, versions) for keys, outcomes, _, versions in steps])
+    assert results[0] == results[1]
+    assert configs["plain"].groups_in_flight == configs["dynamic"].groups_in_flight
+    assert configs["plain"].groups_in_flight == (6 if rounds > 1 else 3)
 
 
 @pytest.mark.parametrize("name", ["plain", "dynamic", "partial"])

@@ -1,4 +1,6 @@
-"""Dynamic sampling: rounds until enough groups vary, and the count of the dropped tokens."""
+"""Dynamic sampling, and screening in rounds: rounds until enough groups vary, and the count of the
+dropped tokens.
+"""
 
 import dataclasses
 
@@ -19,8 +21,10 @@ def test_dynamic_sampling_and_rl_zvp_exclude_each_other():
         dataclasses.replace(DYNAMIC, dynamic_rounds=0).validate()
 
 
-def test_a_run_trains_on_groups_that_vary_and_counts_every_token(undisturbed):
-    directory, rounds = undisturbed("dynamic")[0], []
+@pytest.mark.parametrize(("variant", "drawn"), [("dynamic", 8), ("rounds", 4)])
+def test_a_run_trains_on_groups_that_vary_and_counts_every_token(undisturbed, variant, drawn):
+    """`drawn` is the number of prompts of a round; screening has groups of two sizes."""
+    directory, rounds = undisturbed(variant)[0], []
     for row in lines(directory, "metrics"):
         m, groups = (
             row["metrics"],
@@ -40,9 +44,10 @@ def test_a_run_trains_on_groups_that_vary_and_counts_every_token(undisturbed):
         assert m["waste/frac_none"] == pytest.approx(
             (dropped + uniform) / (trained + dropped), rel=1e-6
         )
-        assert (
-            m["zero_variance/dynamic_dropped_groups"] == 8 * m["zero_variance/dynamic_rounds"] - 4
-        )
+        shares = ("verifier_signal", "shaping_signal", "entropy_signal", "none")
+        assert sum(m[f"waste/frac_{name}"] for name in shares) == pytest.approx(1, rel=1e-6)
+        all_groups = drawn * m["zero_variance/dynamic_rounds"]
+        assert m["zero_variance/dynamic_dropped_groups"] == all_groups - 4
         assert m["policy/ratio_dev_max"] == 0  # the moved routes are those of the samples
         assert m["replay/unset_frac"] == 0 and m["mismatch/logp_abs_diff"] < 1e-5
         rounds.append(m["zero_variance/dynamic_rounds"])

@@ -8,8 +8,16 @@ import numpy as np
 import pytest
 from evolve import evolve
 from tiny_run import tiny_run
+from worded import override
 
-from compass_jax.config import GuardConfig, OptimConfig, RewardConfig, RLConfig, SFTConfig
+from compass_jax.config import (
+    GuardConfig,
+    OptimConfig,
+    RewardConfig,
+    RLConfig,
+    SFTConfig,
+    ZeroVarianceConfig,
+)
 from compass_jax.config.lora import LoRAConfig
 from compass_jax.presets import default_rate, preset
 from compass_jax.training.header import rl_method, sft_method
@@ -118,6 +126,11 @@ def test_the_header_says_what_a_step_does():
         "a step": "16 prompts x 4 samples of at most 16 tokens, 1 update",
         "optimiser": "adamw, learning rate 0.0005, cosine decay to 0; 100 updates",
     }
+    words = ["--rl.step-policy", "plain", "--rl.step-policy.rounds", "3"]
+    level = override(evolve(tiny_run(), rl={"zero_variance": ZeroVarianceConfig()}), words).rl
+    assert rl_method(level, tiny_run().rollout)["objective"] == (
+        "espo, advantage grpo, step policy plain, at most 3 rounds of prompts"
+    )
     espo = rl_method(preset("espo", 256), tiny_run().rollout)
     assert espo["objective"] == "espo, advantage grpo, RL-ZVP 0.1"
     assert espo["a step"].endswith("4 updates") and espo["optimiser"].endswith("400 updates")

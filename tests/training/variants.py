@@ -46,6 +46,7 @@ RATES = {
     ),
 }
 SCREENING = Screening(n0=2, min_chance=1.0, min_chance_hard=0.6)
+ROUNDS = dataclasses.replace(SCREENING, rounds=3)
 GROWING = {
     "zero_variance": ZeroVarianceConfig(rl_zvp=True, select=True, grow_to=12),
     "shaping": ShapingConfig(length_penalty=0.05, repetition_penalty=0.02, repetition_ngram=2),
@@ -63,6 +64,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {"zero_variance": ZeroVarianceConfig(posterior=True), "predictor": State(16, refresh=2)},
     ),
     "screening": ("coin", {"step_policy": SCREENING}),
+    "rounds": ("seldom", {"step_policy": ROUNDS, "zero_variance": VERIFIED}),
+    "one step off, rounds": (
+        "seldom",
+        {
+            **AHEAD,
+            "step_policy": ROUNDS,
+            "zero_variance": ZeroVarianceConfig(rl_zvp=False, posterior=True),
+        },
+    ),
     "one step off, screening": (
         "coin",
         {

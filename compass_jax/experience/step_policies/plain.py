@@ -1,22 +1,25 @@
-"""The policy without further settings."""
+"""The policy of a step's prompts, all samples of which run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from compass_jax.config import StepPolicy
-from compass_jax.config.step_policy import GroupKey
-from compass_jax.experience.step_policies.inputs import StepInputs
+from compass_jax.config import SamplingConfig
+from compass_jax.config.ranges import Repeat
+from compass_jax.experience.step_policies.rounds import InRounds
 
 
 @dataclass(frozen=True)
-class Plain(StepPolicy):
-    """Draws a step's prompts and trains on all their groups."""
+class Plain(InRounds):
+    """Draws a step's prompts and trains on all their groups; in several rounds it draws further
+    ones in the places of groups that do not vary.
+    """
 
-    def missing(self, inputs: StepInputs) -> int:
-        """Returns the step's prompts that are not in flight yet."""
-        return inputs.sampling.prompts_per_step - inputs.drawn
+    rounds: Repeat = 1
+    """Maximum number of rounds of rl.prompts_per_step prompts that a step draws until as many
+    groups vary; uniform groups of the last one fill the rest.
+    """
 
-    def chosen(self, inputs: StepInputs) -> list[GroupKey]:
-        """Returns every group."""
-        return inputs.open
+    def most_rounds(self, sampling: SamplingConfig) -> int:
+        """Returns `rounds`."""
+        return self.rounds

@@ -7,21 +7,22 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
-from compass_jax.config import SamplingConfig, StepPolicy
+from compass_jax.config import SamplingConfig
 from compass_jax.config.errors import check
-from compass_jax.config.ranges import Fraction, Range
+from compass_jax.config.ranges import Fraction, Range, Repeat
 from compass_jax.config.step_policy import GroupKey
 from compass_jax.experience.growth import known_rewards, varies
 from compass_jax.experience.step_policies.inputs import StepInputs
+from compass_jax.experience.step_policies.rounds import InRounds
 from compass_jax.records import Score
 from compass_jax.rl.grouping import UNIFORM_WITHIN
 
 
 @dataclass(frozen=True)
-class Screening(StepPolicy):
+class Screening(InRounds):
     """Samples `n0` answers to each prompt, and the other rl.group_size - n0 only where the group is
-    likely to vary then (after SPEED, arXiv 2506.09016). No sample is dropped: the update has
-    groups of n0 and of n = rl.group_size.
+    likely to vary then (after SPEED, arXiv 2506.09016). In a single round no sample is dropped: the
+    update has groups of n0 and of n = rl.group_size.
 
     A group whose first n0 rewards differ continues. For one whose rewards are equal let a and b
     count the right and the wrong ones, plus those of the prior: Beta(1, 1), or the prediction of
@@ -59,10 +60,14 @@ class Screening(StepPolicy):
     """
     min_chance_hard: Fraction = 0.25
     """The same for groups whose first n0 answers are all wrong."""
+    rounds: Repeat = 1
+    """Maximum number of rounds of rl.prompts_per_step prompts that a step draws until as many
+    groups vary; uniform groups of the last one fill the rest.
+    """
 
-    def missing(self, inputs: StepInputs) -> int:
-        """Returns the step's prompts that are not in flight yet."""
-        return inputs.sampling.prompts_per_step - inputs.drawn
+    def most_rounds(self, sampling: SamplingConfig) -> int:
+        """Returns `rounds`."""
+        return self.rounds
 
     def grow(self, inputs: StepInputs, group: GroupKey) -> int:
         """Returns n0, or rl.group_size for a group that continues."""
@@ -74,24 +79,26 @@ class Screening(StepPolicy):
         continues = self._continues(inputs, group, scores)
         return inputs.sampling.group_size if continues else self.n0
 
-    def chosen(self, inputs: StepInputs) -> list[GroupKey]:
-        """Returns every group."""
-        return inputs.open
-
     def round_of(self, sampling: SamplingConfig, index: int) -> int:
         """Returns 0 for the first n0 samples, 1 for the others."""
         return int(index >= self.n0)
 
     def counts(self, inputs: StepInputs, chosen: Sequence[GroupKey]) -> dict[str, float]:
-        """Returns metrics of the groups that stopped and of those that continued."""
-        groups, n = [inputs.group(key) for key in chosen], inputs.sampling.group_size
+        """Returns metrics of the round's groups that stopped and of those that continued, dropped
+        ones included.
+        """
+        groups, n = [inputs.group(key) for key in inputs.open], inputs.sampling.group_size
         continued = [group for group in groups if len(group.rollouts) > self.n0]
         stopped = len(groups) - len(continued)
         uniform = [group for group in continued if not _differ(group.scores[: self.n0])]
         tokens = sum(r.sampled_length for x in continued for r in x.rollouts[self.n0 :])
+        # The metrics of a step's rounds are summed: that of a share gets the change.
+        before = inputs.buffer.counts
+        all_stopped = before.get("screening/stopped_groups", 0.0) + stopped
+        share = all_stopped / inputs.drawn - before.get("screening/stopped_frac", 0.0)
         return {
             "screening/stopped_groups": stopped,
-            "screening/stopped_frac": stopped / inputs.sampling.prompts_per_step,
+            "screening/stopped_frac": share,
             "screening/saved_samples": stopped * (n - self.n0),
             "screening/continued_tokens": tokens,
             "screening/continued_uniform_groups": len(uniform),
