@@ -191,6 +191,25 @@ def test_a_killed_run_goes_on_with_its_policy_and_its_average(whole, tmp_path, m
         np.testing.assert_array_equal(*map(read, last))
 
 
+@pytest.mark.slow
+def test_over_meshes_evaluations_are_those_of_one_device(whole, tmp_path):
+    """The rollout has devices of its own, to which the average and the policy go in turn."""
+    meshes = {
+        "mesh": MeshConfig(fsdp=4),
+        "rollout_mesh": MeshConfig(expert=2, tensor=2),
+        "rollout_apart": True,
+    }
+    run_rl(evolve(configured(tmp_path), **meshes))
+    rows, expected = (
+        # None: undefined for so few prompts
+        [{k: v for k, v in row.items() if v is not None and k != "handover/bytes"} for row in of]
+        for of in (numbers(tmp_path), numbers(whole[0]))
+    )
+    for row, expected_row in zip(rows, expected, strict=True):
+        assert row == pytest.approx(expected_row, rel=1e-4, abs=1e-5)
+        assert any(name.startswith("eval/") for name in row)
+
+
 def test_compass_eval_and_export_take_the_average_and_say_so(whole, tmp_path, capsys):
     directory, result, _ = whole
     config = configured(directory)

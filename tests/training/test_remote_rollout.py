@@ -29,7 +29,7 @@ from compass_jax.training.rl import run_rl
 LEFT_OUT = (*CLOCKS, "guard/loss_spike")  # a spike of small differences depends on rounding
 # In partial rollouts with a sampler, a clock decides which samples are unfinished at the end.
 REPEATABLE = sorted(x for x in VARIANTS if not x.startswith("partial") and "drafts" not in x)
-QUICK = ("one step off", "growing", "replay, R2", "stages")
+QUICK = ("one step off", "growing", "replay, R2", "stages", "average")
 
 
 @pytest.fixture

@@ -55,6 +55,7 @@ QUICK = [
     case("posterior", stop_at_sample, 19, 1, 4, CLOSE),
     case("state", kill_after_step, 2, 1),
     case("screening", stop_at_sample, 17, 1, 4, CLOSE),  # step 2, before all first samples are done
+    case("average", kill_in_training, 3, 2),
     case("rates", kill_after_step, 2, 1),
     case("rounds", stop_at_sample, 45, 1, None, CLOSE),
     case("rounds", kill_in_training, 2, 1),

@@ -81,6 +81,10 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "zero_variance": ZeroVarianceConfig(rl_zvp=True, posterior=True),
         },
     ),
+    "average": (
+        "coin",
+        {"optim": OptimConfig(learning_rate=1e-2, average=0.7), "steps": 3, "eval_every": 1},
+    ),
     "rates": ("seldom", RATES),
     "one step off, rates": ("seldom", RATES | {"correction": TIS, "one_step_off": True}),
     "partial": ("coin", PARTIAL),
@@ -128,7 +132,8 @@ VARIANTS["partial, replay"] = (
     "seldom",
     PARTIAL | {"zero_variance": VERIFIED, "hooks": (GroupReplay(groups=8, max_age=3),)},
 )
-EVALUATED = ("plain", "growing", "one step off", "one step off, dynamic", "one step off, growing")
+EVALUATED = ("plain", "growing", "average")
+EVALUATED += ("one step off", "one step off, dynamic", "one step off, growing")
 
 
 def configured(
