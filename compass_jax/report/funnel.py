@@ -9,16 +9,16 @@ import numpy as np
 from compass_jax.aliases import JsonObject
 from compass_jax.report.metrics import Series, total
 
-SIGNALS = ("verifier", "shaping", "entropy")
+SIGNALS = ("verifier", "shaping", "entropy", "prediction")
 
 
 def token_funnel(series: Series) -> JsonObject | None:
     """Returns the tokens of an RL stage, as JSON, or None if no step logged their number.
 
     generated = dropped (by dynamic sampling) + unknown (no verdict) + verifier + shaping + entropy
-    + silent (a verdict, but no signal). The metrics count tokens without a verdict by samples, so
-    unknown is an estimate: the share of the step's samples times its tokens. Tokens that drafts
-    gave are drafted, and not among the generated ones.
+    + prediction + silent (a verdict, but no signal). The metrics count tokens without a verdict by
+    samples, so unknown is an estimate: the share of the step's samples times its tokens. Tokens
+    that drafts gave are drafted, and not among the generated ones.
     """
     if "waste/tokens_generated" not in series:
         return None
@@ -114,6 +114,7 @@ def _stages(series: Series, signals: dict[str, float], filtered: int) -> list[Js
         ),
         ("Shaping", None, None, round(signals["shaping"]), 0),
         ("RL-ZVP (entropy)", None, None, round(signals["entropy"]), 0),
+        ("Predicted pass rates", None, None, round(signals["prediction"]), 0),
     ]
     names = ("name", "skipped", "rescued", "taught", "cost")
     return [dict(zip(names, row, strict=True)) for row in rows if any(row[1:])]

@@ -17,6 +17,9 @@ from compass_jax.rl.diagnostics import Diagnostics, share_of
 from compass_jax.rl.grouping import group_statistics
 from compass_jax.rl.shapes import require_shape
 
+# the parts of waste/, which sum to 1
+SIGNALS = ("verifier_signal", "shaping_signal", "entropy_signal", "prediction_signal", "none")
+
 
 class GroupKind(IntEnum):
     """A group's kind by its known raw rewards."""
@@ -89,35 +92,33 @@ def waste(
     *,
     rl_zvp: bool,
     by_shaping: Bool[Array, "b"],
+    uniform_teaches: bool = False,
     dtype=jnp.float32,
 ) -> Diagnostics:
     """Counts the generated tokens by their training signal, and the uniform groups.
 
     `mask` holds every generated token, and so none of a group that is replayed from an earlier
     step. Samples with an unknown reward cost as much as others: they are in `frac_none`, as are
-    undecided groups, uniform ones in between and, without `rl_zvp`, all uniform ones. The four
-    shares sum to 1. `by_shaping` marks the rows of uniform groups whose advantage comes from
-    stage 3. `rate_all_right` and `rate_all_wrong` are shares of the groups with at least two known
-    rewards.
+    undecided groups, uniform ones in between and, without `rl_zvp`, all uniform ones. With
+    `uniform_teaches` (Advantage.uniform_teaches) the known samples of all these groups are in
+    `frac_prediction_signal`. The five shares sum to 1. `by_shaping` marks the rows of uniform
+    groups whose advantage comes from stage 3. `rate_all_right` and `rate_all_wrong` are shares of
+    the groups with at least two known rewards.
     """
     require_shape("waste", mask.shape[:1], known=known, row_kind=row_kind, by_shaping=by_shaping)
     uniform = (row_kind == GroupKind.ALL_RIGHT) | (row_kind == GroupKind.ALL_WRONG)
     verifier = known & (row_kind == GroupKind.VARIED)
     shaping = known & by_shaping
     entropy = known & uniform & ~by_shaping & rl_zvp
-    no_signal = ~(verifier | shaping | entropy)
-    signals = {
-        "verifier_signal": verifier,
-        "shaping_signal": shaping,
-        "entropy_signal": entropy,
-        "none": no_signal,
-    }
+    prediction = known & ~(verifier | shaping | entropy) & uniform_teaches
+    no_signal = ~(verifier | shaping | entropy | prediction)
+    rows_of = (verifier, shaping, entropy, prediction, no_signal)
     decided = group_kinds != GroupKind.UNDECIDED
     return {
         "waste/tokens_generated": (jnp.sum(mask).astype(dtype),),
         **{
             f"waste/frac_{name}": share_of(jnp.broadcast_to(rows[:, None], mask.shape), mask, dtype)
-            for name, rows in signals.items()
+            for name, rows in zip(SIGNALS, rows_of, strict=True)
         },
         "zero_variance/rate_all_right": share_of(
             group_kinds == GroupKind.ALL_RIGHT, decided, dtype
@@ -147,11 +148,8 @@ def waste_of_dropped(tokens: int) -> Diagnostics:
     signal.
     """
     count, zero = jnp.float32(tokens), jnp.zeros((), jnp.float32)
-    # Every share gets the tokens in its denominator, so that the four still sum to 1 when merged.
-    shares = {
-        name: (count if name == "none" else zero, count)
-        for name in ("verifier_signal", "shaping_signal", "entropy_signal", "none")
-    }
+    # Every share gets the tokens in its denominator, so that they still sum to 1 when merged.
+    shares = {name: (count if name == "none" else zero, count) for name in SIGNALS}
     return {
         "waste/tokens_generated": (count,),
         **{f"waste/frac_{name}": share for name, share in shares.items()},

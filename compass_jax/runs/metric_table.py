@@ -55,6 +55,7 @@ What the tokens taught | share of generated tokens | stacked
     waste/frac_verifier_signal | verifier | blue
     waste/frac_shaping_signal | shaping | sky
     waste/frac_entropy_signal | entropy (RL-ZVP) | green
+    waste/frac_prediction_signal | prediction | purple
     waste/frac_none | none | grey
 Predicted pass rates | share in the 90% interval; mean error | share
     posterior/coverage_90 | in the interval | blue
@@ -127,7 +128,7 @@ label/<label>/pass_rate [share]: Right responses to a label's prompts in the ste
 label/<label>/length_mean_tokens [tokens]: Mean length of the responses to a label's prompts in the
     step.
 groups/between_frac [share]: Groups whose known rewards, two or more, are all equal and neither
-    right nor wrong, so that no advantage comes of them.
+    right nor wrong, so that only a prediction gives them an advantage.
 groups/undecided_frac [share]: Groups of which fewer than two rewards are known.
 groups/<kind>_frac [share]: Groups of a kind: varied, all_right, all_wrong, between, undecided; they
     sum to 1.
@@ -145,6 +146,8 @@ waste/frac_verifier_signal [share]: Generated tokens whose advantage comes from 
 waste/frac_shaping_signal [share]: Generated tokens whose advantage comes from penalties alone.
 waste/frac_entropy_signal [share]: Generated tokens whose advantage is RL-ZVP's, which is much
     smaller.
+waste/frac_prediction_signal [share]: Generated tokens whose advantage comes from the predicted pass
+    rate alone: of groups with equal rewards, and of single known rewards.
 waste/frac_none [share]: Generated tokens without any advantage.
 waste/tokens_drafted [tokens]: Tokens that drafts gave (rl.drafts); they were not generated and are
     in no other number of waste/.

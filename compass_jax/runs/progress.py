@@ -19,6 +19,7 @@ _SIGNALS = {
     "verifier": "waste/frac_verifier_signal",
     "shaping": "waste/frac_shaping_signal",
     "entropy": "waste/frac_entropy_signal",
+    "prediction": "waste/frac_prediction_signal",
     "none": "waste/frac_none",
 }
 _RATES = ("train/tokens_per_s", "rollout/tokens_per_s")  # the first one that a step has
@@ -46,10 +47,13 @@ def _part(metrics: Mapping[str, float], label: str, name: str, form: str) -> str
 
 
 def _signals(metrics: Mapping[str, float]) -> str:
-    """Returns "verifier 59% entropy 30% none 11%", with shaping unless it is 0."""
+    """Returns "verifier 59% entropy 30% none 11%", with shaping and prediction unless they are
+    0.
+    """
     shares = {label: metrics[name] for label, name in _SIGNALS.items() if name in metrics}
-    if not shares.get("shaping"):
-        shares.pop("shaping", None)
+    for label in ("shaping", "prediction"):
+        if not shares.get(label):
+            shares.pop(label, None)
     return " ".join(f"{label} {share:.0%}" for label, share in shares.items())
 
 

@@ -203,10 +203,20 @@ def test_a_set_that_only_the_other_run_evaluated_keeps_its_own_card(browser, tmp
 @pytest.mark.parametrize(
     ("shares", "sentence"),
     [
-        ((0.5, 0.0, 0.0), "50% of 2,100 generated tokens taught (by rewards that differ within a"),
-        ((0.25, 0.05, 0.2), "50% of 2,100 generated tokens taught (by 25% rewards that differ"),
-        ((0.0, 0.0, 0.3), "30% of 2,100 generated tokens taught (by entropy alone); 70% taught"),
-        ((0.0, 0.0, 0.0), "None of 2,100 generated tokens taught."),
+        (
+            (0.5, 0.0, 0.0, 0.0),
+            "50% of 2,100 generated tokens taught (by rewards that differ within a",
+        ),
+        (
+            (0.25, 0.05, 0.2, 0.0),
+            "50% of 2,100 generated tokens taught (by 25% rewards that differ",
+        ),
+        (
+            (0.0, 0.0, 0.3, 0.0),
+            "30% of 2,100 generated tokens taught (by entropy alone); 70% taught",
+        ),
+        ((0.0, 0.0, 0.0, 0.4), "40% of 2,100 generated tokens taught (by the prediction alone)"),
+        ((0.0, 0.0, 0.0, 0.0), "None of 2,100 generated tokens taught."),
     ],
 )
 def test_a_sentence_says_which_share_of_the_tokens_taught(browser, tmp_path, shares, sentence):
@@ -214,8 +224,10 @@ def test_a_sentence_says_which_share_of_the_tokens_taught(browser, tmp_path, sha
     log, rows = tmp_path / "metrics.jsonl", []
     for line in log.read_text().splitlines():
         row = json.loads(line)
-        for name, share in zip(("verifier_signal", "shaping_signal", "entropy_signal"), shares):
-            row["metrics"][f"waste/frac_{name}"] = share
+        for name, share in zip(
+            ("verifier", "shaping", "entropy", "prediction"), shares, strict=True
+        ):
+            row["metrics"][f"waste/frac_{name}_signal"] = share
         row["metrics"]["waste/frac_none"] = 1 - sum(shares)
         rows.append(json.dumps(row) + "\n")
     log.write_text("".join(rows))

@@ -20,7 +20,8 @@ RUN = dict(
     waste__tokens_generated=[1000, 2000],
     waste__frac_verifier_signal=[0.5, 0.25],
     waste__frac_shaping_signal=[0.1, 0],
-    waste__frac_entropy_signal=[0.2, 0.25],
+    waste__frac_entropy_signal=[0.2, 0.15],
+    waste__frac_prediction_signal=[0, 0.1],
     waste__frac_none=[0.2, 0.5],
     reward__unknown_frac=[0.1, 0.0],
     zero_variance__dynamic_dropped_tokens=[0, 400],
@@ -41,9 +42,10 @@ RUN = dict(
 def test_the_parts_are_the_tokens_that_the_metrics_say():
     funnel = token_funnel(series(**RUN))
     assert funnel["generated"] == 3000 and funnel["filter"] == 700 and funnel["drafted"] == 300
-    assert (funnel["verifier"], funnel["shaping"], funnel["entropy"]) == (1000, 100, 700)
+    assert (funnel["verifier"], funnel["shaping"], funnel["entropy"]) == (1000, 100, 500)
+    assert funnel["prediction"] == 200
     assert funnel["dropped"] == 400 and funnel["unknown"] == 100
-    assert funnel["silent"] == 3000 - 1000 - 100 - 700 - 400 - 100
+    assert funnel["silent"] == 3000 - 1000 - 100 - 500 - 200 - 400 - 100
     # The metrics' "none" covers dropped, unknown and silent tokens.
     assert funnel["dropped"] + funnel["unknown"] + funnel["silent"] == 0.2 * 1000 + 0.5 * 2000
 
@@ -59,7 +61,8 @@ def test_each_stage_says_what_it_skipped_rescued_taught_and_cost():
         "Screening": {**no_effect, "skipped": 7, "rescued": 2, "cost": 130},
         "Earlier groups": {**no_effect, "rescued": 2, "taught": 90},
         "Shaping": {**no_effect, "taught": 100},
-        "RL-ZVP (entropy)": {**no_effect, "taught": 700},
+        "RL-ZVP (entropy)": {**no_effect, "taught": 500},
+        "Predicted pass rates": {**no_effect, "taught": 200},
     }
     plain = {name: RUN[name] for name in ("waste__tokens_generated", "waste__frac_none")}
     assert token_funnel(series(**plain))["stages"] == []

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import rl_reference as ref
 
+from compass_jax.records import Outcome
 from compass_jax.rl import zero_variance
 from compass_jax.rl.diagnostics import finalize_diagnostics, merge_diagnostics
 from compass_jax.rl.zero_variance import GroupKind, rl_zvp_advantage
 
 group_kind = jax.jit(zero_variance.group_kind, static_argnames=("n_groups", "right_at", "wrong_at"))
-waste = jax.jit(zero_variance.waste, static_argnames="rl_zvp")
+waste = jax.jit(zero_variance.waste, static_argnames=("rl_zvp", "uniform_teaches"))
 F, T = False, True
 U, V, R, W, B = (
     GroupKind.UNDECIDED,
@@ -110,17 +111,31 @@ def test_waste_by_hand():
         "frac_verifier_signal",
         "frac_shaping_signal",
         "frac_entropy_signal",
+        "frac_prediction_signal",
         "frac_none",
     ]
     as_list = lambda d: [float(finalize_diagnostics(d)[f"waste/{n}"]) for n in names]  # noqa: E731
-    assert as_list(with_zvp) == pytest.approx([21, 1 / 21, 0, 5 / 21, 15 / 21])
-    assert as_list(without) == pytest.approx([21, 1 / 21, 0, 0, 20 / 21])
+    assert as_list(with_zvp) == pytest.approx([21, 1 / 21, 0, 5 / 21, 0, 15 / 21])
+    assert as_list(without) == pytest.approx([21, 1 / 21, 0, 0, 0, 20 / 21])
     shaped = waste(
         mask, known, row_kind, group_kinds, rl_zvp=True, by_shaping=jnp.asarray([F, T, F, F, F, F])
     )
-    assert as_list(shaped) == pytest.approx([21, 1 / 21, 2 / 21, 3 / 21, 15 / 21])
+    assert as_list(shaped) == pytest.approx([21, 1 / 21, 2 / 21, 3 / 21, 0, 15 / 21])
+    # all known samples but those of the varied group: right, wrong, in between and alone
+    predicted = waste(
+        *(mask, known, row_kind, group_kinds),
+        rl_zvp=False,
+        by_shaping=jnp.asarray([F, T, F, F, F, F]),
+        uniform_teaches=True,
+    )
+    assert as_list(predicted) == pytest.approx([21, 1 / 21, 2 / 21, 0, 14 / 21, 4 / 21])
     assert as_list(merge_diagnostics([with_zvp, without])) == pytest.approx(
-        [42, 1 / 21, 0, 5 / 42, 35 / 42]
+        [42, 1 / 21, 0, 5 / 42, 0, 35 / 42]
+    )
+    dropped = zero_variance.waste_of_dropped(21)
+    replaced = zero_variance.waste_of_replaced([Outcome(2, 0.0, 21, "hard", 2)])
+    assert as_list(merge_diagnostics([predicted, dropped, replaced])) == pytest.approx(
+        [63, 1 / 63, 2 / 63, 0, 14 / 63, 46 / 63]
     )
     rates = finalize_diagnostics(with_zvp)
     assert rates["zero_variance/rate_all_right"] == pytest.approx(2 / 5) and rates[

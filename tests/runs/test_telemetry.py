@@ -145,6 +145,7 @@ def test_progress_text():
         "waste/frac_verifier_signal": 0.625,
         "waste/frac_shaping_signal": 0.0,
         "waste/frac_entropy_signal": 0.335,
+        "waste/frac_prediction_signal": 0.0,
         "waste/frac_none": 0.04,
         "policy/kl_k3": 1.5e-4,
         "lr": 1e-5,
@@ -162,6 +163,8 @@ def test_progress_text():
     assert progress_text(metrics, 200.0, 20) == f"reward 0.500  {signals}"
     shaped = metrics | {"waste/frac_shaping_signal": 0.1}
     assert "verifier 62% shaping 10% entropy 34% none 4%" in progress_text(shaped, 200.0)
+    predicted = metrics | {"waste/frac_prediction_signal": 0.2}
+    assert "entropy 34% prediction 20% none 4%" in progress_text(predicted, 200.0)
     assert (
         progress_text({"sft/loss": 1.25, "zero_variance/rate_all_right": 0.25}, math.nan)
         == "loss 1.250"

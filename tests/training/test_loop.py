@@ -45,6 +45,7 @@ NAMES = (
     "waste/frac_verifier_signal",
     "waste/frac_shaping_signal",
     "waste/frac_entropy_signal",
+    "waste/frac_prediction_signal",
     "waste/frac_none",
     "response_length/mean",
     "response_length/max",

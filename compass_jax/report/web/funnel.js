@@ -10,6 +10,7 @@ const PARTS = {
   verifier: ["verifier", "var(--blue)"],
   shaping: ["shaping", "var(--sky)"],
   entropy: ["entropy (RL-ZVP)", "var(--green)"],
+  prediction: ["prediction", "var(--purple)"],
   silent: ["no signal", "var(--grey)"],
 };
 
@@ -20,7 +21,8 @@ function funnelPicture(f) {
   const rows = [
     [["generated", f.generated], ["filter", f.filter], ["drafted", f.drafted]],
     [["known", known], ["unknown", f.unknown], ["dropped", f.dropped]],
-    [["verifier", f.verifier], ["shaping", f.shaping], ["entropy", f.entropy], ["silent", f.silent]],
+    [["verifier", f.verifier], ["shaping", f.shaping], ["entropy", f.entropy], ["prediction", f.prediction],
+      ["silent", f.silent]],
   ];
   const names = ["tokens", "verdict", "signal"];
   const root = svg("svg", { viewBox: `0 0 ${width} ${rows.length * (height + gap) - gap}`, class: "funnel",

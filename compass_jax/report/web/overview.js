@@ -34,7 +34,8 @@ function setChart(run, name, set) {
 function taughtBy(f) {
   if (!f || !f.generated) return "";
   const share = (tokens) => percent(tokens / f.generated);
-  const signals = [["verifier", "rewards that differ within a group"], ["shaping", "shaping"], ["entropy", "entropy alone"]]
+  const signals = [["verifier", "rewards that differ within a group"], ["shaping", "shaping"], ["entropy", "entropy alone"],
+    ["prediction", "the prediction alone"]]
     .filter(([key]) => f[key]);
   const taught = signals.reduce((sum, [key]) => sum + f[key], 0);
   if (!taught) return `None of ${counted(f.generated)} generated tokens taught.`;
