@@ -30,6 +30,9 @@ GOLD = "gold"  # the component of a score with the answer's gold label
 # Columns of `StepArrays`; one that is missing has the value in brackets.
 # GOLD: float32 [b], gold labels of the answers, NaN where unknown (NaN)
 TRUNCATED = "truncated"  # bool [b]: cut off by length, and not trained on (False)
+PREDICTED = "predicted"  # float32 [b]: predicted pass rate of the prompt (an error if it is read)
+CONCENTRATION = "concentration"  # float32 [b]: alpha + beta of that prediction (an error, too)
+FIRST = "first"  # bool [b]: sampled whatever the rewards of the group's other samples are (True)
 EARLIER = "earlier"  # bool [b]: of a group that an earlier step sampled (False)
 SAMPLED = "sampled"  # bool [b t]: tokens of the mask that were sampled, not given (the mask)
 GIVEN = -1  # the version of a token that was not sampled

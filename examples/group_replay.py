@@ -86,6 +86,11 @@ class GroupReplay(StepHook):
             f"{key} replaces the uniform groups that rl.zero_variance.rl_zvp learns from: switch"
             " one of them off",
         )
+        check(
+            not rl.advantage.uniform_teaches,
+            f"{key} replaces the uniform groups that rl.advantage.name = {rl.advantage.name!r}"
+            " learns from: take another advantage, such as rloo",
+        )
         updates = rl.updates_per_rollout * rl.epochs
         # one step off, a group is sampled before the updates of the previous step, too
         youngest = updates * (2 if rl.one_step_off else 1)

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 
 from compass_jax.config.advantage import Advantage, default_advantage
 from compass_jax.config.correction import Correction, no_correction
+from compass_jax.config.errors import check
 from compass_jax.config.objective import Objective, default_objective
 from compass_jax.config.ranges import Bound, CountOrOff, Range, Section, Tokens
 from compass_jax.config.sampling import ReplayConfig
@@ -97,3 +98,16 @@ class AlgorithmConfig(ReplayConfig):
         super()._check(key)
         self.advantage.validate()
         self.objective.validate()
+        if not self.advantage.uniform_teaches:
+            return
+        name = f"rl.advantage.name = {self.advantage.name!r}"
+        check(
+            not self.zero_variance.rl_zvp,
+            f"rl.zero_variance.rl_zvp with {name}: both give groups of equal rewards an advantage;"
+            " switch rl_zvp off, or take another advantage, such as rloo",
+        )
+        check(
+            not self.permute_rewards,
+            f"rl.permute_rewards with {name}: rewards that are shuffled within a group still differ"
+            " from its prediction, so that they teach; take another advantage, such as rloo",
+        )

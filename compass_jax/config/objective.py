@@ -55,6 +55,13 @@ class Objective(Seam):
         """
         return True
 
+    @property
+    def averages_groups(self) -> bool:
+        """Whether `weights` begins with the mean over a group's samples (WeightInputs.responses),
+        so that a sample weighs less in a larger group.
+        """
+        return True
+
     def surrogate(self, inputs: Inputs) -> Tree:
         """Returns each token's `Surrogate`, to be maximised (`PolicyInputs` -> `Surrogate`)."""
         raise NotImplementedError(f"{type(self).__name__} has no surrogate(inputs)")

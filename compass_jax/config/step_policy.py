@@ -78,6 +78,13 @@ class StepPolicy(Seam):
         """
         return sampling.doublings(index)
 
+    def first_samples(self, sampling: SamplingConfig) -> int:
+        """Returns how many samples of a group are run whatever their rewards are; whether a later
+        one is run may depend on the rewards of earlier ones. By default rl.group_size. Advantages
+        that compare with a prediction take their baselines from these samples alone.
+        """
+        return sampling.group_size
+
     def counts(self, inputs: Inputs, chosen: Sequence[GroupKey]) -> Mapping[str, float]:
         """Returns metrics of this choice by name, which are summed over a step's choices. By
         default none.

@@ -139,6 +139,7 @@ class RLConfig(AlgorithmConfig, SamplingConfig, UpdatesConfig):
             " gives the others an advantage too: switch one of them off",
         )
         self._check_correction()
+        self._check_advantage()
         check(
             not (self.zero_variance.rl_zvp and self.policy.most_rounds(self) > 1),
             f"rl.step_policy.name = {self.policy.name!r}: further rounds of prompts drop the"
@@ -182,6 +183,36 @@ class RLConfig(AlgorithmConfig, SamplingConfig, UpdatesConfig):
             not self.policy.carries or corrected,
             f"rl.step_policy.name = {self.policy.name!r} continues samples in later steps, and so"
             f" trains on tokens that older weights sampled: {SET_CORRECTION}",
+        )
+
+    def _check_advantage(self) -> None:
+        """Raises ConfigError for an advantage whose predictions no setting makes, or for settings
+        that drop or leave out the uniform groups that it learns from.
+        """
+        advantage, zero = self.advantage, self.zero_variance
+        name = f"rl.advantage.name = {advantage.name!r}"
+        other = "take another advantage, such as rloo"
+        check(
+            not advantage.reads_prediction or zero.posterior,
+            f"{name} compares rewards with predicted pass rates, and nothing predicts any: each"
+            f" would be 0.5; switch rl.zero_variance.posterior on, or {other}",
+        )
+        if not advantage.uniform_teaches:
+            return
+        check(
+            not zero.dynamic_sampling,
+            f"rl.zero_variance.dynamic_sampling drops the uniform groups that {name} learns from:"
+            f" switch dynamic_sampling off, or {other}",
+        )
+        check(
+            self.policy.most_rounds(self) == 1,
+            f"rl.step_policy.name = {self.policy.name!r}: further rounds of prompts drop the"
+            f" uniform groups that {name} learns from: set its rounds to 1, or {other}",
+        )
+        check(
+            not self.optim.rate_by_groups,
+            f"rl.optim.rate_by_groups counts groups whose rewards vary, and {name} learns from the"
+            f" others, too: switch it off, or {other}",
         )
 
     def _check_stages(self) -> None:

@@ -12,10 +12,14 @@ import numpy as np
 from compass_jax.aliases import Tree
 from compass_jax.config import RLConfig
 from compass_jax.records import (
+    CONCENTRATION,
     EARLIER,
+    FIRST,
     GOLD,
+    PREDICTED,
     TRUNCATED,
     Group,
+    Prompt,
     Rollout,
     Score,
     StepArrays,
@@ -37,7 +41,20 @@ def columns_of(rl: RLConfig, labelled: bool) -> dict[str, Column]:
         columns[GOLD] = Column(lambda _, score: score.components.get(GOLD, math.nan), math.nan)
     if rl.mask_truncated:
         columns[TRUNCATED] = Column(lambda rollout, _: rollout.truncated, False)
+    if rl.advantage.reads_prediction:
+        first = rl.policy.first_samples(rl.sampling)
+        columns[PREDICTED] = Column(lambda rollout, _: predicted_rate(rollout.prompt), 0.0)
+        columns[CONCENTRATION] = Column(lambda rollout, _: sum(rollout.prompt.predicted), 0.0)
+        columns[FIRST] = Column(lambda rollout, _: rollout.sample < first, False)
     return columns
+
+
+def predicted_rate(prompt: Prompt) -> float:
+    """Returns the mean of the pass rate's distribution that was predicted when the prompt was
+    drawn.
+    """
+    alpha, beta = prompt.predicted
+    return alpha / (alpha + beta)
 
 
 def assemble(

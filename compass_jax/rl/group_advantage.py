@@ -20,8 +20,12 @@ def group_advantage(
     divides_by_std: bool = True,
     shaped: Float[Array, "b"] | None = None,
     columns: dict[str, Array] | None = None,
+    right_at: float | Float[Array, ""] = 1.0,
+    wrong_at: float | Float[Array, ""] = 0.0,
+    sample_factor: Float[Array, "b"] | None = None,
 ) -> tuple[Float[Array, "b"], Bool[Array, "b"]]:
-    """Returns the advantage of each response, and whether only shaping produces it.
+    """Returns the advantage of each response, and whether its rewards differ from those of its
+    group by shaping alone.
 
         varied by raw reward:     A_i = `advantage` of S
         uniform by raw reward:    A_i = S_i - mean S, never divided: penalties of 0..0.07 must not
@@ -29,16 +33,32 @@ def group_advantage(
 
     S is `shaped` (rl/shaping.py), the raw `reward` without it. Exactly 0 for a group that shaping
     leaves uniform too, for one with fewer than two known rewards, for an unknown reward and for
-    padding rows (group -1).
+    padding rows (group -1). Where `advantage.uniform_teaches`, each known reward has the value of
+    `advantage`.
+
+    Args:
+        right_at, wrong_at, sample_factor: see AdvantageInputs.
     """
     shaped = reward if shaped is None else shaped
     counted = known & (group >= 0)
-    inputs = AdvantageInputs(shaped, counted, group, n_groups, divides_by_std, columns or {})
+    inputs = AdvantageInputs(
+        shaped,
+        counted,
+        group,
+        n_groups,
+        divides_by_std,
+        columns or {},
+        right_at,
+        wrong_at,
+        sample_factor,
+    )
     raw, stats = group_statistics(reward, known, group, n_groups), inputs.statistics
     varied = per_row(raw.decided & ~raw.uniform, group) & counted
     by_shaping = per_row(raw.uniform & (stats.high - stats.low > UNIFORM_WITHIN), group) & counted
-    difference = shaped - per_row(stats.mean, group)
-    uniform = jnp.where(by_shaping, difference, jnp.zeros((), reward.dtype))
+    values, zero = advantage.responses(inputs), jnp.zeros((), reward.dtype)
+    if advantage.uniform_teaches:
+        return jnp.where(counted, values, zero), by_shaping
+    uniform = jnp.where(by_shaping, shaped - per_row(stats.mean, group), zero)
     # Uniform rewards may differ by up to 1e-6, which GRPO's division by the std would turn into
     # advantages of up to 1. So uniform groups never take the advantage's value.
-    return jnp.where(varied, advantage.responses(inputs), uniform), by_shaping
+    return jnp.where(varied, values, uniform), by_shaping

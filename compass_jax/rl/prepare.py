@@ -20,7 +20,7 @@ from compass_jax.records import EARLIER, GOLD, SAMPLED, TRUNCATED
 from compass_jax.rl.correction import correction_weight
 from compass_jax.rl.diagnostics import Diagnostics, mean_of
 from compass_jax.rl.group_advantage import group_advantage
-from compass_jax.rl.grouping import group_any, per_row
+from compass_jax.rl.grouping import group_any, group_sum, per_row
 from compass_jax.rl.policy import token_weights
 from compass_jax.rl.shapes import require_shape
 from compass_jax.rl.shaping import inversion, penalties
@@ -71,12 +71,14 @@ class UpdateRows(NamedTuple):
 
 class RewardScale(NamedTuple):
     """The rewards from which on a response is right, and up to which it is wrong; the tokens by
-    which length penalties and some objectives normalise.
+    which length penalties and some objectives normalise; and the samples of a usual group, by which
+    advantages that weigh all samples alike normalise.
     """
 
     right_at: float
     wrong_at: float
     max_new_tokens: int
+    group_size: int | None = None  # None: each group counts as a usual one
 
 
 def prepare(
@@ -114,6 +116,9 @@ def prepare(
     # Stage 3: penalties make a group of right answers vary; `by_shaping` marks the rows of groups
     # that vary by them alone.
     shaped, components = _shape(rows, config, scale)
+    sample_factor = None
+    if objective.averages_groups and scale.group_size is not None:
+        sample_factor = _sample_factor(group, taught, n_groups, scale.group_size, dtype)
     response_advantage, by_shaping = group_advantage(
         config.advantage,
         reward,
@@ -123,6 +128,9 @@ def prepare(
         divides_by_std=objective.divides_by_std,
         shaped=shaped,
         columns=columns,
+        right_at=scale.right_at,
+        wrong_at=scale.wrong_at,
+        sample_factor=sample_factor,
     )
     # Stage 4 acts on the groups that are uniform even so.
     still_uniform = jnp.where(by_shaping, int(GroupKind.UNDECIDED), row_kind)
@@ -139,13 +147,30 @@ def prepare(
     generated, rl_zvp = columns.get(SAMPLED, mask), config.zero_variance.rl_zvp
     generated = generated & sampled_rows[:, None]
     metrics = waste(
-        generated, taught, row_kind, kinds, rl_zvp=rl_zvp, by_shaping=by_shaping, dtype=dtype
+        generated,
+        taught,
+        row_kind,
+        kinds,
+        rl_zvp=rl_zvp,
+        uniform_teaches=config.advantage.uniform_teaches,
+        by_shaping=by_shaping,
+        dtype=dtype,
     )
     metrics |= {f"reward/{name}/mean": mean_of(x, known) for name, x in components.items()}
     metrics |= corrected | inversion(
         *_labels(reward, known, columns.get(GOLD)), advantage, trained, group
     )
     return prepared, metrics
+
+
+def _sample_factor(
+    group: Int[Array, "b"], taught: Bool[Array, "b"], n_groups: int, group_size: int, dtype
+) -> Float[Array, "b"]:
+    """Returns s_g / group_size for the s_g trained samples of each row's group. In a mean over a
+    group's samples a sample then weighs 1 / group_size, whatever s_g is.
+    """
+    samples = per_row(group_sum(taught.astype(jnp.int32), group, n_groups), group)
+    return samples.astype(dtype) / group_size
 
 
 def _sampled(

@@ -18,7 +18,16 @@ from compass_jax.model.precision import at_least_float32
 from compass_jax.model.routes import put_routes, put_tokens, take_routes, take_tokens
 from compass_jax.model.transformer import Transformer
 from compass_jax.programs import Program, Result, struct
-from compass_jax.records import EARLIER, GOLD, SAMPLED, TRUNCATED, TrainState
+from compass_jax.records import (
+    CONCENTRATION,
+    EARLIER,
+    FIRST,
+    GOLD,
+    PREDICTED,
+    SAMPLED,
+    TRUNCATED,
+    TrainState,
+)
 from compass_jax.rl.bucketing import row_counts
 from compass_jax.rl.prepare import UpdateRows
 from compass_jax.training import step, trained
@@ -79,11 +88,13 @@ class _Lister:
         known, group = self._host((rows,), jnp.bool_), self._host((rows,), jnp.int32)
         mask = self._host(per_token.shape, jnp.bool_)
         reference = per_token if algorithm.uses_reference else None
+        rates = {PREDICTED: per_response, CONCENTRATION: per_response, FIRST: known}
         columns = {
             **({GOLD: per_response} if config.labelled else {}),
             **({SAMPLED: mask} if config.sampling.drafts is not None else {}),
             **({EARLIER: known} if config.sampling.held_groups else {}),
             **({TRUNCATED: known} if algorithm.mask_truncated else {}),
+            **(rates if algorithm.advantage.reads_prediction else {}),
         }
         scores = per_token, per_token, per_token, reference
         inputs = UpdateRows(mask, per_response, known, group, *scores, per_response, columns)

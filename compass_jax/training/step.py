@@ -69,8 +69,9 @@ prepare = partial(jax.jit, static_argnames=("n_groups", "config", "scale"))(_pre
 
 def reward_scale(config: LearnerConfig) -> RewardScale:
     """Returns the scale of a run's rewards and lengths."""
-    rewards = config.rewards
-    return RewardScale(rewards.right_at, rewards.wrong_at, config.rollout.max_new_tokens)
+    rewards, group_size = config.rewards, config.sampling.group_size
+    longest = config.rollout.max_new_tokens
+    return RewardScale(rewards.right_at, rewards.wrong_at, longest, group_size)
 
 
 def forward(

@@ -20,6 +20,10 @@ REWARD = f"{Path(__file__).with_name('odd_reward.py')}:odd"
 # Two processes generated the rollout in which a kill came, so its slot occupancy differs.
 NOT_COMPARED = ("time/", "memory/", "rollout/slot_occupancy", "rollout/preempted")
 CORRECTED = ["--rl.correction", "tis"]
+SCREENING = [
+    *("--rl.step-policy", "screening", "--rl.step-policy.n0", "2", "--rl.group-size", "4"),
+    *("--rl.step-policy.min-chance", "1", "--rl.zero-variance.posterior", "True"),
+]
 VARIANTS = {
     "plain": ["--rl.updates-per-rollout", "2"],
     "partial": [*CORRECTED, "--rl.partial-prompts", "1"],
@@ -28,9 +32,10 @@ VARIANTS = {
         *("--rl.zero-variance.dynamic-rounds", "2"),
     ],
     "growth": ["--rl.zero-variance.grow-to", "4"],
-    "screening": [
-        *("--rl.step-policy", "screening", "--rl.step-policy.n0", "2", "--rl.group-size", "4"),
-        *("--rl.step-policy.min-chance", "1", "--rl.zero-variance.posterior", "True"),
+    "screening": SCREENING,
+    "prediction": [
+        *SCREENING,
+        *("--rl.advantage", "shrunk", "--rl.zero-variance.rl-zvp", "False"),
     ],
     "drafts": ["--rl.drafts", "coupled"],
     "one_step_off": [*CORRECTED, "--rl.one-step-off", "True"],

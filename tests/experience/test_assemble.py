@@ -8,7 +8,18 @@ from tiny import EOS, make_prompt
 
 from compass_jax.config import RLConfig
 from compass_jax.experience.assemble import assemble, columns_of
-from compass_jax.records import GOLD, TRUNCATED, Group, Rollout, Score
+from compass_jax.experience.step_policies.screening import Screening
+from compass_jax.records import (
+    CONCENTRATION,
+    FIRST,
+    GOLD,
+    PREDICTED,
+    TRUNCATED,
+    Group,
+    Rollout,
+    Score,
+)
+from compass_jax.rl.advantages.predicted import Predicted
 
 PROMPTS = [make_prompt(i, n) for i, n in enumerate((3, 5))]
 RESPONSES = ((2, 4), (1, 3))  # generated tokens of each sample
@@ -108,3 +119,28 @@ def test_answers_that_were_cut_off_are_marked_where_the_setting_asks_for_it():
     columns = columns_of(RLConfig(mask_truncated=True), False)
     marked = assemble([group], 3, 10, 2, columns=columns).columns[TRUNCATED]
     np.testing.assert_array_equal(marked, [True, False, False])
+
+
+@pytest.mark.parametrize(("policy", "first"), [(Screening(n0=2), 2), (None, 3)])
+def test_the_prediction_of_a_prompt_and_its_first_round_are_columns_where_they_are_read(
+    policy, first
+):
+    prompt = dataclasses.replace(PROMPTS[0], predicted=(3.0, 1.0))
+    samples = tuple(
+        dataclasses.replace(ROLLOUTS[0], prompt=prompt, sample=index) for index in range(3)
+    )
+    groups = [
+        Group(prompt, samples, (SCORES[0],) * 3),
+        Group(PROMPTS[1], (ROLLOUTS[2],), (SCORES[2],)),  # without a prediction
+    ]
+    rl = RLConfig(group_size=3, step_policy=policy)
+    names = {PREDICTED, CONCENTRATION, FIRST}
+    assert not names & set(columns_of(rl, False))
+    columns = columns_of(dataclasses.replace(rl, advantage=Predicted()), False)
+    assert set(columns) == names
+    arrays = assemble(groups, 4, 10, 2, columns=columns).columns
+    assert [arrays[x].dtype for x in (PREDICTED, CONCENTRATION, FIRST)] == ["f4", "f4", "?"]
+    np.testing.assert_array_equal(arrays[PREDICTED], [0.75] * 3 + [0, 0.5, 0, 0, 0])
+    np.testing.assert_array_equal(arrays[CONCENTRATION], [4] * 3 + [0, 2, 0, 0, 0])
+    in_first_round = np.isin(np.arange(8), [*range(first), 4])
+    np.testing.assert_array_equal(arrays[FIRST], in_first_round)

@@ -15,10 +15,12 @@ from replaying import GroupReplay
 from tiny_run import tiny_run
 
 from compass_jax.config import ZeroVarianceConfig, named_correction
+from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.model import routes
 from compass_jax.model.params import training_layout
 from compass_jax.model.transformer import Transformer
 from compass_jax.plan.programs import fresh_state, live_parts, planned, run_programs
+from compass_jax.rl.advantages.shrunk import Shrunk
 from compass_jax.rl.objectives.grpo import grpo
 from compass_jax.rollout.drafts import Coupled
 from compass_jax.rollout.engine import Engine
@@ -112,6 +114,13 @@ VARIANTS = {
     "R2, packed rows": {"rl": {"replay": "R2", "packed_row_tokens": 112}},
     "dynamic, without truncated answers": {
         "rl": {"mask_truncated": True, "zero_variance": ZeroVarianceConfig(dynamic_sampling=True)}
+    },
+    "prediction": {
+        "rl": {
+            "advantage": Shrunk(),
+            "step_policy": Screening(),
+            "zero_variance": ZeroVarianceConfig(posterior=True),
+        }
     },
 }
 QUICK = list(VARIANTS)[:1]

@@ -57,6 +57,17 @@ class Toy:
         return self.logp(self.ref_theta)
 
     @property
+    def columns(self):
+        """The columns [b] of the prompts' predicted pass rates, by name: with two samples in a
+        group's first round.
+        """
+        return {
+            "predicted": 0.5 + 0.45 * np.sin(1.7 * self.group + 0.4),
+            "concentration": 1.5 + (self.group % 3) ** 2,
+            "first": np.array([np.sum(self.group[:i] == g) < 2 for i, g in enumerate(self.group)]),
+        }
+
+    @property
     def old_entropy(self):
         logs = log_softmax(self.old_theta)
         return -(np.exp(logs) * logs).sum(-1)[self.states]
@@ -161,6 +172,47 @@ def reinforce_pp(toy):
     if not counted:
         return out
     return out / (np.sqrt(np.mean(difference[counted] ** 2)) + 1e-6)
+
+
+def standardised(toy, difference):
+    """Returns the differences of the known rewards less their mean over the update, divided by
+    their standard deviation + 1e-4 (rewards from 0 to 1); 0 elsewhere.
+    """
+    out = np.zeros(len(difference))
+    counted = [i for i in range(len(out)) if toy.known[i] and toy.group[i] >= 0]
+    if counted:
+        values = difference[counted]
+        out[counted] = (values - values.mean()) / (values.std() + 1e-4)
+    return out
+
+
+def predicted(toy, normalise=True):
+    """Returns R_i minus the predicted pass rate (arXiv 2509.13232), of every known reward."""
+    out = np.zeros(len(toy.reward))
+    for i in range(len(out)):
+        if toy.known[i] and toy.group[i] >= 0:
+            out[i] = toy.reward[i] - toy.columns["predicted"][i]
+    return standardised(toy, out) if normalise else out
+
+
+def shrunk(toy, strength=1.0, normalise=True):
+    """Returns R_i minus the mean of the first round's other rewards, with the predicted pass rate
+    as kappa further rewards (after arXiv 2511.03710).
+    """
+    out, columns = np.zeros(len(toy.reward)), toy.columns
+    for i in range(len(out)):
+        if not toy.known[i] or toy.group[i] < 0:
+            continue
+        others = [
+            toy.reward[j]
+            for j in range(len(out))
+            if j != i and toy.group[j] == toy.group[i] and toy.known[j] and columns["first"][j]
+        ]
+        kappa = strength * columns["concentration"][i]
+        if len(others) + kappa > 0:
+            evidence = sum(others) + kappa * columns["predicted"][i]
+            out[i] = toy.reward[i] - evidence / (len(others) + kappa)
+    return standardised(toy, out) if normalise else out
 
 
 def rl_zvp(toy, right_at, wrong_at, alpha):

@@ -2,7 +2,7 @@
 padding, buckets, splits into micro-batches.
 
 Six cases cover every objective, both forms of GRPO's advantage, every correction and every shaping
-penalty.
+penalty; two more the advantages that compare with a prediction, which are computed over the update.
 """
 
 import dataclasses
@@ -24,6 +24,8 @@ from compass_jax.config import (
     named_correction,
 )
 from compass_jax.rl.advantages.grpo import GrpoAdvantage
+from compass_jax.rl.advantages.predicted import Predicted
+from compass_jax.rl.advantages.shrunk import Shrunk
 from compass_jax.rl.bucketing import take_rows
 from compass_jax.rl.diagnostics import finalize_diagnostics, merge_diagnostics
 from compass_jax.rl.objectives.cispo import Cispo
@@ -62,24 +64,33 @@ CONFIGS = {
     name: dataclasses.replace(config, zero_variance=ZeroVarianceConfig(rl_zvp=True))
     for name, config in CONFIGS.items()
 }
+PREDICTING = {
+    "predicted": RLConfig(
+        objective=Grpo(), advantage=Predicted(), correction=named_correction("tis", cap=1.2)
+    ),
+    "shrunk": RLConfig(objective=dapo_surrogate(), advantage=Shrunk(), shaping=OVERLONG),
+}
 fast = settings(max_examples=12, deadline=None, derandomize=True, database=None)
-names = pytest.mark.parametrize("name", CONFIGS)
+names = pytest.mark.parametrize("name", [*CONFIGS, *PREDICTING])
 TOL = dict(rtol=1e-10, atol=1e-13)
 WITHOUT_ENTROPY = "without entropy"  # espo with the verifier's advantage alone
 CONFIGS_AND_PLAIN = CONFIGS | {
     WITHOUT_ENTROPY: dataclasses.replace(
         CONFIGS["espo"], zero_variance=ZeroVarianceConfig(rl_zvp=False)
-    )
+    ),
+    **PREDICTING,
 }
 
 
 @functools.partial(jax.jit, static_argnames=("name", "n_groups"))
 def prepared(
-    name, mask, entropy, reward, known, group, repetition, old_logp, rollout_logp, n_groups
+    name, mask, entropy, reward, known, group, repetition, old_logp, rollout_logp, columns, n_groups
 ):
     log_probs = {"old_logp": old_logp, "rollout_logp": rollout_logp}
-    rows = UpdateRows(mask, reward, known, group, entropy, **log_probs, repetition=repetition)
-    config, scale = CONFIGS_AND_PLAIN[name], RewardScale(1.0, 0.0, max_new_tokens=16)
+    further = {"repetition": repetition, "columns": columns}
+    rows = UpdateRows(mask, reward, known, group, entropy, **log_probs, **further)
+    config = CONFIGS_AND_PLAIN[name]
+    scale = RewardScale(1.0, 0.0, max_new_tokens=16, group_size=3)
     return prepare(rows, n_groups=n_groups, config=config, scale=scale)
 
 
@@ -125,6 +136,7 @@ def run_objective(name, toy, at=lambda x: x):
         repetition,
         old,
         rollout,
+        {x: jnp.asarray(at(column)) for x, column in toy.columns.items()},
         toy.n_groups,
     )
     per_token, grad, _ = per_token_and_grad(name, logp, old, entropy, ref_logp, p)
@@ -231,7 +243,7 @@ def shaped(toy, config):
     )
 
 
-@names
+@pytest.mark.parametrize("name", CONFIGS)
 @fast
 @given(seed=st.integers(0, 2**16))
 def test_uniform_right_groups_learn_from_shaping_undivided_else_from_entropy(name, seed):

@@ -21,18 +21,22 @@ from compass_jax.config import (
 )
 from compass_jax.records import SAMPLED, TRUNCATED
 from compass_jax.rl.advantages.grpo import GrpoAdvantage
+from compass_jax.rl.advantages.predicted import Predicted
+from compass_jax.rl.advantages.rloo import Rloo
+from compass_jax.rl.advantages.shrunk import Shrunk
 from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.rl.objectives.espo import Espo
-from compass_jax.rl.objectives.grpo import Grpo
+from compass_jax.rl.objectives.grpo import Grpo, dapo_surrogate
 from compass_jax.rl.objectives.gspo import Gspo
 from compass_jax.rl.prepare import RewardScale, UpdateRows
+from compass_jax.rl.zero_variance import SIGNALS
 
 RL_ZVP = {"objective": Espo(), "zero_variance": ZeroVarianceConfig(rl_zvp=True)}
 ENTROPIES = RLConfig(**RL_ZVP)
 
 
-def run(toy, config, entropy=None, dtype=jnp.float64, function=prepare, **columns):
-    scale = RewardScale(right_at=1.0, wrong_at=0.0, max_new_tokens=16)
+def run(toy, config, entropy=None, dtype=jnp.float64, function=prepare, group_size=None, **columns):
+    scale = RewardScale(1.0, 0.0, max_new_tokens=16, group_size=group_size)
     rows = UpdateRows(
         jnp.asarray(toy.mask),
         jnp.asarray(toy.reward, dtype),
@@ -86,7 +90,7 @@ def test_account_of_the_tokens(x64, drafted):
             if r[0] in (0, 1)
             else "none"
         )
-    expected = dict.fromkeys(("verifier_signal", "shaping_signal", "entropy_signal", "none"), 0.0)
+    expected = dict.fromkeys(SIGNALS, 0.0)
     for i, g in enumerate(toy.group):
         if g >= 0:
             expected[kind[g] if toy.known[i] else "none"] += tokens[i] / total
@@ -227,3 +231,104 @@ def test_a_truncated_answer_counts_in_its_group_and_is_not_trained(objective, x6
     shares = [float(x) for name, x in metrics.items() if name.startswith("waste/frac_")]
     np.testing.assert_allclose(sum(shares), 1, rtol=1e-12)
     assert float(metrics["waste/frac_none"]) >= toy.mask[cut].sum() / toy.mask.sum() - 1e-12
+
+
+PREDICTING = {
+    "predicted": (Predicted(), ref.predicted),
+    "shrunk": (Shrunk(strength=0.7), lambda toy: ref.shrunk(toy, 0.7)),
+}
+predicting = pytest.mark.parametrize("name", PREDICTING)
+
+
+def shares(diagnostics):
+    """Returns the shares of the tokens by their signal, which sum to 1."""
+    metrics = finalize_diagnostics(diagnostics)
+    parts = {name: float(metrics[f"waste/frac_{name}"]) for name in SIGNALS}
+    np.testing.assert_allclose(sum(parts.values()), 1, rtol=1e-12)
+    return parts
+
+
+@predicting
+def test_equal_rewards_and_single_ones_teach_by_their_surprise(name, x64):
+    """A token has the prediction's signal where its group does not vary and its reward is known."""
+    advantage, reference = PREDICTING[name]
+    toy = ref.make_toy(seed=9)
+    lonely = np.flatnonzero((toy.group == 3) & toy.known)[1:]
+    toy.known[lonely] = False
+    prepared, diagnostics = run(toy, RLConfig(advantage=advantage), **toy.columns)
+    trained = toy.mask & toy.known[:, None]
+    expected = np.where(trained, reference(toy)[:, None], 0)
+    np.testing.assert_allclose(prepared.advantage, expected, rtol=1e-9, atol=1e-12)
+    assert (np.abs(expected).max(1) > 0)[trained.any(1)].all()
+    varied = toy.known & (toy.group == 2)
+    tokens, total = toy.mask.sum(1), toy.mask[toy.group >= 0].sum()
+    parts = shares(diagnostics)
+    assert parts["verifier_signal"] == pytest.approx(tokens[varied].sum() / total)
+    others = toy.known & (toy.group >= 0) & ~varied
+    assert parts["prediction_signal"] == pytest.approx(tokens[others].sum() / total)
+    assert parts["none"] == pytest.approx(tokens[~toy.known].sum() / total) and parts["none"] > 0
+    assert parts["entropy_signal"] == parts["shaping_signal"] == 0
+
+
+def test_a_strength_of_0_leaves_equal_rewards_without_a_signal(x64):
+    toy = ref.make_toy(seed=9)
+    shrunk, rloo = (
+        run(toy, RLConfig(advantage=advantage), **toy.columns | {"first": toy.group >= 0})
+        for advantage in (Shrunk(strength=0.0, normalise=False), Rloo())
+    )
+    np.testing.assert_allclose(shrunk[0].advantage, rloo[0].advantage, rtol=1e-12, atol=1e-15)
+    assert shares(shrunk[1]) == shares(rloo[1]) and shares(rloo[1])["prediction_signal"] == 0
+
+
+@predicting
+def test_tokens_of_a_group_that_shaping_tells_apart_have_shapings_signal(name, x64):
+    toy = ref.make_toy(seed=9)
+    shaping = ShapingConfig(length_penalty=0.1)
+    config = RLConfig(advantage=PREDICTING[name][0], shaping=shaping)
+    _, diagnostics = run(toy, config, **toy.columns)
+    right, total = (toy.group == 0) & toy.known, toy.mask.sum()
+    parts = shares(diagnostics)
+    assert parts["shaping_signal"] == pytest.approx(toy.mask[right].sum() / total)
+    wrong = (toy.group == 1) & toy.known
+    assert parts["prediction_signal"] >= toy.mask[wrong].sum() / total - 1e-12
+
+
+@predicting
+def test_rewards_alone_decide_the_advantage(name, x64):
+    """The plan of an update's rows is made before any of them is scored."""
+    toy = ref.make_toy(seed=9)
+    config = RLConfig(advantage=PREDICTING[name][0])
+    assert config.zero_advantage_is_idle
+    before, after = (
+        jax.device_get(run(toy, config, entropy, **toy.columns)[0])
+        for entropy in (np.zeros(toy.mask.shape), toy.old_entropy)
+    )
+    np.testing.assert_array_equal(before.advantage, after.advantage)
+    assert not before.without_gradient()[toy.known & toy.mask.any(1) & (toy.group >= 0)].any()
+
+
+@pytest.mark.parametrize("masks_truncated", [False, True])
+@pytest.mark.parametrize("objective", [Grpo(), Gspo(), dapo_surrogate()], ids=lambda x: str(x.name))
+@predicting
+def test_each_sample_weighs_the_same_in_groups_of_two_and_four(
+    name, objective, masks_truncated, x64
+):
+    """Advantage times weight of a token, over that of a group of rl.group_size: a half of the
+    mean over groups comes back where a group has half of the samples.
+    """
+    toy = ref.make_toy(seed=3, groups=4, samples=4, unknown_reward=False)
+    toy.mask[:] = np.arange(12) == 4  # a token each
+    late = (toy.group == 1) & ~toy.columns["first"]
+    toy.known[late] = False
+    columns = dict(toy.columns)
+    if masks_truncated:
+        columns[TRUNCATED] = np.zeros(len(toy.known), bool)
+        columns[TRUNCATED][np.flatnonzero(toy.group == 2)[0]] = True
+    config = RLConfig(advantage=PREDICTING[name][0], objective=objective)
+    prepared, _ = run(toy, config, group_size=4, **columns)
+    factor = np.asarray(prepared.advantage * prepared.weight).sum(1)
+    trained = np.asarray(prepared.mask).any(1)
+    ratio = factor[trained] / PREDICTING[name][1](toy)[trained]
+    np.testing.assert_allclose(ratio, ratio[0], rtol=1e-9)
+    if objective.averages_groups:
+        np.testing.assert_allclose(ratio, 1 / 16, rtol=1e-9)

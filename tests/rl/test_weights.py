@@ -7,8 +7,9 @@ import pytest
 import rl_reference as ref
 
 from compass_jax.rl import policy
+from compass_jax.rl.objectives.cispo import Cispo
 from compass_jax.rl.objectives.espo import Espo
-from compass_jax.rl.objectives.grpo import Grpo, dr_grpo
+from compass_jax.rl.objectives.grpo import Grpo, dapo_surrogate, dr_grpo
 from compass_jax.rl.objectives.gspo import Gspo
 
 token_weights = jax.jit(policy.token_weights, static_argnums=(3, 4, 6, 7))
@@ -43,6 +44,20 @@ def test_a_grown_group_weighs_no_more():
     )
     np.testing.assert_allclose(weight[0].sum(), 0.5)
     np.testing.assert_allclose(weight[1:].sum(), 0.5, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [Grpo(), dapo_surrogate(), dr_grpo(), Gspo(), Cispo(), Espo(quantiles=())],
+    ids=["grpo", "dapo", "dr_grpo", "gspo", "cispo", "espo"],
+)
+def test_an_objective_says_whether_a_sample_weighs_less_in_a_larger_group(objective):
+    mask, group = jnp.ones((6, 2), bool), jnp.asarray([0, 0, 1, 1, 1, 1], jnp.int32)
+    entropy_group, known = jnp.zeros((6, 2), jnp.int32), jnp.ones(6, bool)
+    rest = known, 2, objective, entropy_group, jnp.float32, 8
+    weight = np.asarray(token_weights(mask, group, *rest).sum(1))
+    ratio = 2 if objective.averages_groups else 1
+    np.testing.assert_allclose(weight[:2], ratio * weight[2:4], rtol=1e-6)
 
 
 def test_espo_weighs_entropy_groups_alike_and_skips_empty_ones():

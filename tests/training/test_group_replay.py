@@ -26,7 +26,9 @@ from compass_jax.config import (
 )
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.records import EARLIER, Outcome
+from compass_jax.rl.advantages.predicted import Predicted
 from compass_jax.rl.advantages.rloo import Rloo
+from compass_jax.rl.advantages.shrunk import Shrunk
 from compass_jax.rl.corrections.tis import Tis
 from compass_jax.rl.objectives.cispo import Cispo
 from compass_jax.rl.objectives.espo import Espo
@@ -52,7 +54,7 @@ def replayed(seed=0):
         arrays,
         rollout_logp=np.where(arrays.mask, behaviour, 0.0).astype(np.float32),
         routes=routes,
-        columns={EARLIER: STALE},
+        columns={**arrays.columns, EARLIER: STALE},
     )
 
 
@@ -173,6 +175,8 @@ OBJECTIVES = {
     "espo": {"objective": Espo()},
     "reference": {"objective": Grpo(kl_coef=0.1)},
     "rloo": {"advantage": Rloo()},
+    "predicted": {"advantage": Predicted()},
+    "shrunk": {"advantage": Shrunk()},
     "icepop": {"correction": named_correction("icepop")},
 }
 
@@ -250,6 +254,10 @@ REFUSED = {
     "rl_zvp": (
         {"zero_variance": ZeroVarianceConfig(rl_zvp=True)},
         r"GroupReplay replaces the uniform groups that rl\.zero_variance\.rl_zvp",
+    ),
+    "prediction": (
+        {"advantage": Shrunk(), "zero_variance": ZeroVarianceConfig(posterior=True)},
+        r"GroupReplay replaces the uniform groups that rl\.advantage\.name = 'shrunk' learns from",
     ),
     "too young": (
         {"updates_per_rollout": 4},

@@ -28,7 +28,9 @@ from compass_jax.config.sampling import ResamplingConfig
 from compass_jax.model.moe import empty_routes
 from compass_jax.model.routes import put_routes
 from compass_jax.model.transformer import Transformer, init_params
-from compass_jax.records import EARLIER, StepArrays
+from compass_jax.records import CONCENTRATION, EARLIER, FIRST, PREDICTED, StepArrays
+from compass_jax.rl.advantages.predicted import Predicted
+from compass_jax.rl.advantages.shrunk import Shrunk
 from compass_jax.rl.bucketing import MicroBatch
 from compass_jax.rl.corrections.sequence import SequenceMask
 from compass_jax.rl.corrections.tis import Tis
@@ -246,6 +248,8 @@ SETTINGS = {
         "updates_per_rollout": 1,
     },
     "idle-R3-two-epochs": {"zero_variance": WITHOUT_ENTROPY, "replay": "R3", "epochs": 2},
+    "predicted-R3": {"advantage": Predicted(), "zero_variance": WITHOUT_ENTROPY, "replay": "R3"},
+    "shrunk-two-epochs": {"advantage": Shrunk(), "zero_variance": WITHOUT_ENTROPY, "epochs": 2},
 }
 
 
@@ -275,7 +279,9 @@ def trained(monkeypatch, one_pass, change=None, rows=samples, **rl):
 
 
 def recorded(seed):
-    """Returns `samples` with two groups of equal rewards, and with routes, some of them unset."""
+    """Returns `samples` with two groups of equal rewards, with routes, some of them unset, and with
+    predicted pass rates.
+    """
     arrays = samples(seed)
     rng = np.random.default_rng(seed)
     routes = np.array(empty_routes(MODEL, 16, 12))
@@ -283,7 +289,10 @@ def recorded(seed):
     routes[:, :7] = experts[:, :7, :, : routes.shape[-1]]
     reward = arrays.reward.copy()
     reward[:4], reward[8:12] = 0, 1
-    return dataclasses.replace(arrays, routes=jnp.asarray(routes), reward=reward)
+    predicted = np.repeat(np.array([0.1, 0.4, 0.8, 0.5], np.float32), 4)
+    columns = {PREDICTED: predicted, CONCENTRATION: np.full(16, 3.0, np.float32)}
+    columns[FIRST] = np.arange(16) % 4 < 2
+    return dataclasses.replace(arrays, routes=jnp.asarray(routes), reward=reward, columns=columns)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -348,6 +357,39 @@ def test_groups_of_equal_rewards_have_no_backward_pass(monkeypatch, settings, on
     moved = jax.tree.map(lambda x, y: float(np.abs(x - y).max()), params, init_params(
         config.model, config.compute, jax.random.key(0)))  # fmt: skip
     assert max(jax.tree.leaves(moved)) > 1e-4
+
+
+LAYOUTS = {  # settings, and those with which the parameters are the same
+    "packed": ({"packed_row_tokens": 24}, {}),
+    "R2": ({"replay": "R2", "updates_per_rollout": 1}, {"updates_per_rollout": 1}),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("advantage", [Predicted(), Shrunk()], ids=lambda x: str(x.name))
+def test_with_a_prediction_every_row_has_a_gradient_however_rows_are_laid_out(advantage, layout):
+    """Two of the four groups have equal rewards. Each update is normalised over its own rewards."""
+    common = {"advantage": advantage, "zero_variance": WITHOUT_ENTROPY, "micro_batch_tokens": 24}
+    common["optim"] = OptimConfig(name="optax:sgd", learning_rate=0.1)
+    learners = []
+    for settings in LAYOUTS[layout]:
+        config = evolve(CONFIG, rl={**common, **settings})
+        params = init_params(config.model, config.compute, jax.random.key(0))
+        learner = Learner.start(config.learner, Transformer(config.model, config.compute), params)
+        metrics = learner.train(recorded(0))
+        assert metrics["train/idle_frac"] == 0 and not np.isclose(learner.advantage, 0).any()
+        for rows in learner.updates:
+            of_update = learner.advantage[rows]
+            assert of_update.mean() == pytest.approx(0, abs=1e-6)
+            assert of_update.std() == pytest.approx(1, abs=1e-3)
+        shares = [metrics[f"waste/frac_{x}_signal"] for x in ("verifier", "prediction")]
+        assert min(shares) > 0.4 and sum(shares) == pytest.approx(1)
+        learners.append(learner)
+    actual, expected = learners
+    np.testing.assert_array_equal(actual.advantage, expected.advantage)
+    jax.tree.map(
+        lambda x, y: np.testing.assert_allclose(x, y, atol=1e-6), actual.params, expected.params
+    )
 
 
 def test_most_rows_without_an_advantage_are_not_scored(monkeypatch):

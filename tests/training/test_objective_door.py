@@ -4,6 +4,7 @@ reported.
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -20,16 +21,21 @@ from compass_jax.config import (
     DataConfig,
     FileSource,
     Objective,
+    OptimConfig,
     RewardConfig,
     RLConfig,
+    RLStage,
+    ZeroVarianceConfig,
     named_correction,
     seam_class,
 )
 from compass_jax.config.io import config_from_json, config_to_json, differences
 from compass_jax.config.verifiers import below_zero
+from compass_jax.experience.step_policies.plain import Plain
+from compass_jax.rl.advantages.shrunk import Shrunk
 from compass_jax.rl.objectives.cispo import Cispo
 from compass_jax.rl.objectives.espo import Espo
-from compass_jax.rl.objectives.grpo import Grpo, dapo, dr_grpo
+from compass_jax.rl.objectives.grpo import Grpo, dapo, dapo_surrogate, dr_grpo
 from compass_jax.rl.objectives.gspo import Gspo
 from compass_jax.training.hooks.base import HookFailed
 from compass_jax.training.rl import run_rl
@@ -168,7 +174,10 @@ def test_a_callback_that_fails_ends_the_run_with_its_name(user_file, tmp_path):
 
 def test_an_advantage_that_cannot_be_used_is_refused_with_status_2(user_file, capsys):
     for name, message in (
-        ("rlo", "no such advantage; take one of grpo, rloo, reinforce_pp, maxrl, or name your own"),
+        (
+            "rlo",
+            "no such advantage; take one of grpo, rloo, reinforce_pp, maxrl, predicted, shrunk",
+        ),
         (f"{user_file}:Reinforce", "is no subclass of compass_jax.config.Advantage"),
         (f"{user_file}:Nameless", "has no responses(inputs); define it"),
     ):
@@ -180,6 +189,55 @@ def test_an_advantage_that_cannot_be_used_is_refused_with_status_2(user_file, ca
     words = ["--rl.advantage", "maxrl", "--rl.shaping.overlong-penalty", "0.25"]
     status, text = refused(words, capsys)
     assert status == 2 and "overlong_penalty = 0.25 is taken from rewards of 0" in text
+
+
+PREDICTION = {"posterior": True, "rl_zvp": False}
+CONTRADICTIONS = [  # settings under rl, and rl.zero_variance, with the message
+    ({}, {"posterior": False}, "each would be 0.5; switch rl.zero_variance.posterior on"),
+    ({}, {"posterior": False, "select": True}, "nothing predicts any"),
+    ({}, {"rl_zvp": True}, "rl.zero_variance.rl_zvp with rl.advantage.name = '{name}': both give"),
+    ({}, {"dynamic_sampling": True}, "drops the uniform groups that rl.advantage.name = '{name}'"),
+    ({"step_policy": Plain(rounds=2)}, {}, "further rounds of prompts drop the uniform groups"),
+    ({"optim": OptimConfig(rate_by_groups=True)}, {}, "rl.optim.rate_by_groups counts groups"),
+    ({"permute_rewards": True}, {}, "rl.permute_rewards with rl.advantage.name = '{name}'"),
+]
+
+
+@pytest.mark.parametrize(("settings", "zero", "message"), CONTRADICTIONS)
+@pytest.mark.parametrize("name", ["predicted", "shrunk"])
+def test_settings_that_contradict_a_prediction_are_refused_by_name(name, settings, zero, message):
+    advantage = seam_class(Advantage, name)()
+    rl = RLConfig(
+        advantage=advantage, step_policy=None, zero_variance=ZeroVarianceConfig(**PREDICTION)
+    ).validate("rl")
+    changed = dataclasses.replace(
+        rl, **settings, zero_variance=ZeroVarianceConfig(**PREDICTION | zero)
+    )
+    with pytest.raises(ConfigError, match=re.escape(message.format(name=name))):
+        changed.validate("rl")
+
+
+def test_a_prediction_works_in_stages_and_not_with_a_mix_of_difficulties():
+    """A stage may change the size of groups and the objective."""
+    config = tiny_run()
+    rl = dataclasses.replace(
+        config.rl,
+        advantage=Shrunk(),
+        zero_variance=ZeroVarianceConfig(**PREDICTION),
+        stages=(RLStage(), RLStage(1, group_size=8, objective=dapo_surrogate())),
+    )
+    dataclasses.replace(config, rl=rl).validate_for_rl()
+    mixed = dataclasses.replace(rl, stages=(RLStage(mix=((0.0, 1.0, 1.0),)),))
+    with pytest.raises(ConfigError, match=r"rl\.zero_variance\.posterior and the mix of a stage"):
+        dataclasses.replace(config, rl=mixed).validate_for_rl()
+
+
+def test_a_shrunk_advantage_without_a_prediction_is_no_contradiction_to_rl_zvp():
+    """With a strength of 0 groups of equal rewards have no advantage, as with rloo."""
+    zero = ZeroVarianceConfig(**PREDICTION | {"rl_zvp": True})
+    RLConfig(advantage=Shrunk(strength=0.0), zero_variance=zero).validate("rl")
+    with pytest.raises(ConfigError, match=r"rl\.advantage\.strength = -1\.0: must be >= 0"):
+        RLConfig(advantage=Shrunk(strength=-1.0)).validate("rl")
 
 
 @pytest.mark.parametrize(

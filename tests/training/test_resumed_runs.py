@@ -59,6 +59,9 @@ QUICK = [
     case("rates", kill_after_step, 2, 1),
     case("rounds", stop_at_sample, 45, 1, None, CLOSE),
     case("rounds", kill_in_training, 2, 1),
+    # The predictions of a rollout whose update was lost are saved with its groups.
+    case("prediction", stop_in, ("pull", 3), 1, 4),
+    case("prediction", kill_in_training, 3, 2, 0),
     # The second rollout is finished while step 1 trains, and is saved with it.
     case("one step off", stop_after_step, 1, 1, 4),
     # A stop waits for the end of a partial rollout, whose ticks decide which samples are cut.
@@ -85,6 +88,7 @@ SLOW = [
     case("one step off, dynamic", stop_after_step, 1, 1),
     case("one step off, growing", stop_after_step, 1, 1),
     case("screening", stop_at_sample, 10, 0, 4, CLOSE),  # step 1, while groups continue
+    case("prediction", stop_at_sample, 17, 1, 4, CLOSE),  # step 2, while groups continue
     case("one step off, screening", stop_after_step, 1, 1),
     case("rounds", stop_at_sample, 12, 0, None, CLOSE),
     case("one step off, rounds", kill_in_training, 2, 1),

@@ -21,6 +21,7 @@ from compass_jax.config import (
 )
 from compass_jax.data.predictors.state import State
 from compass_jax.experience.step_policies.screening import Screening
+from compass_jax.rl.advantages.shrunk import Shrunk
 from compass_jax.rl.objectives.gspo import Gspo
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.drafts import Coupled, Lenient
@@ -71,6 +72,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             **AHEAD,
             "step_policy": ROUNDS,
             "zero_variance": ZeroVarianceConfig(rl_zvp=False, posterior=True),
+        },
+    ),
+    "prediction": (
+        "coin",
+        {
+            "steps": 3,
+            "step_policy": SCREENING,
+            "advantage": Shrunk(),
+            "zero_variance": ZeroVarianceConfig(posterior=True),
         },
     ),
     "one step off, screening": (

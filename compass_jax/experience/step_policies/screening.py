@@ -49,7 +49,9 @@ class Screening(InRounds):
     vary already continue (`min_chance` and `min_chance_hard` 1), RLOO's weight is 0.65 at p = 0.1
     and 0.9, 0.84 at 0.3 and 0.7, 0.90 at 0.5. Objectives that average over all tokens (DAPO, CISPO)
     have these weights up to a factor that the prompts of an update share.
-    RL-ZVP and shaping act on groups that stop as on any uniform group.
+    The advantages `predicted` and `shrunk` weigh each sample alike and have, for any rewards, the
+    weight E[number of samples] / n. RL-ZVP and shaping act on groups that stop as on any uniform
+    group.
     """
 
     n0: Annotated[int, Range(2, 64)] = 2
@@ -82,6 +84,10 @@ class Screening(InRounds):
     def round_of(self, sampling: SamplingConfig, index: int) -> int:
         """Returns 0 for the first n0 samples, 1 for the others."""
         return int(index >= self.n0)
+
+    def first_samples(self, sampling: SamplingConfig) -> int:
+        """Returns n0."""
+        return self.n0
 
     def counts(self, inputs: StepInputs, chosen: Sequence[GroupKey]) -> dict[str, float]:
         """Returns metrics of the round's groups that stopped and of those that continued, dropped

@@ -18,6 +18,10 @@ class AdvantageInputs(NamedTuple):
     n_groups: int
     divides_by_std: bool  # False where the objective forbids a division (Dr.GRPO)
     columns: dict[str, Array]  # [b] or [b t], by name (records.StepArrays)
+    right_at: float | Float[Array, ""] = 1.0  # the reward at a pass rate of 1, without shaping
+    wrong_at: float | Float[Array, ""] = 0.0  # the reward at a pass rate of 0
+    # factor that makes a sample's weight in the objective the same in groups of every size; None: 1
+    sample_factor: Float[Array, "b"] | None = None
 
     @property
     def statistics(self) -> GroupStatistics:

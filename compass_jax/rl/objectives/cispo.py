@@ -29,6 +29,11 @@ class Cispo(Objective):
     ratio_max: Annotated[float, Range(1, 1e6, above=True)] = 5.0
     """Cap of a token's weight, which is its ratio (1.2 is published too)."""
 
+    @property
+    def averages_groups(self) -> bool:
+        """Whether a sample weighs less in a larger group: not in a mean over all tokens."""
+        return False
+
     def surrogate(self, inputs: PolicyInputs) -> Surrogate:
         """Computes the weighted log-prob of each token; a token above the bound is clipped."""
         logp, mask = inputs.logp, inputs.mask

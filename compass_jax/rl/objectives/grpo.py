@@ -53,6 +53,11 @@ class Grpo(Objective):
         """Whether advantages are divided by a standard deviation: not for Dr.GRPO."""
         return self.mean != "constant"
 
+    @property
+    def averages_groups(self) -> bool:
+        """Whether a sample weighs less in a larger group: not in a mean over all tokens (DAPO)."""
+        return self.mean != "tokens"
+
     def surrogate(self, inputs: PolicyInputs) -> Surrogate:
         """Computes the clipped surrogate of each token."""
         ratio = jnp.exp(token_log_ratio(inputs.logp, inputs.old_logp, inputs.mask))
