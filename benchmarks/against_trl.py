@@ -47,7 +47,7 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 from my_reward import score
 
-steps, lengths = [], []
+steps, lengths, rewards = [], [], []
 
 class Clock(TrainerCallback):
     def on_train_begin(self, *args, **_):
@@ -62,6 +62,7 @@ class Clock(TrainerCallback):
 
     def on_log(self, args, state, control, logs=None, **_):
         lengths.append((logs or {}).get("completions/mean_length"))
+        rewards.append((logs or {}).get("reward"))
 
 def reward(completions, **rows):
     columns = [rows[name] for name in options["columns"]]
@@ -104,7 +105,8 @@ if options["save"]:
     model = trainer.model.merge_and_unload() if peft else trainer.model
     model.save_pretrained(options["save"])
 means = [x for x in lengths if x is not None]
-print("RESULT " + json.dumps({"steps": steps, "tokens": sum(means) / len(means)}))
+print("RESULT " + json.dumps({"steps": steps, "tokens": sum(means) / len(means),
+                              "rewards": [x for x in rewards if x is not None]}))
 """
 SIZES = ("step_s", "rollout_s")
 
