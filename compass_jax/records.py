@@ -33,6 +33,7 @@ TRUNCATED = "truncated"  # bool [b]: cut off by length, and not trained on (Fals
 PREDICTED = "predicted"  # float32 [b]: predicted pass rate of the prompt (an error if it is read)
 CONCENTRATION = "concentration"  # float32 [b]: alpha + beta of that prediction (an error, too)
 FIRST = "first"  # bool [b]: sampled whatever the rewards of the group's other samples are (True)
+SAMPLE = "sample"  # int32 [b]: number of a row's sample in its group (each row is a sample)
 EARLIER = "earlier"  # bool [b]: of a group that an earlier step sampled (False)
 SAMPLED = "sampled"  # bool [b t]: tokens of the mask that were sampled, not given (the mask)
 GIVEN = -1  # the version of a token that was not sampled

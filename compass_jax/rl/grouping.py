@@ -75,6 +75,44 @@ def group_statistics(
     )
 
 
+class SampleRows(NamedTuple):
+    """Rows of which several may be one sample, such as the branches of an episode. They have its
+    reward in common, count once among their group's samples, and share its weight by their tokens.
+    """
+
+    first: Int[Array, "b"]  # the place of the first row of each row's sample
+
+    @property
+    def counted(self) -> Bool[Array, "b"]:
+        """True for the first row of each sample."""
+        return self.first == jnp.arange(self.first.shape[0], dtype=self.first.dtype)
+
+    def sum(self, x: Array) -> Array:
+        """Returns the sum of `x` [b] over the rows of each row's sample, [b]."""
+        return jax.ops.segment_sum(x, self.first, num_segments=x.shape[0])[self.first]
+
+    def any(self, x: Bool[Array, "b"]) -> Bool[Array, "b"]:
+        """Returns whether `x` is true for a row of each row's sample."""
+        return self.sum(x.astype(jnp.int32)) > 0
+
+
+def sample_rows(
+    group: Int[Array, "b"], sample: Int[Array, "b"] | None, n_groups: int
+) -> SampleRows:
+    """Finds the rows of each sample. `sample`: its number in its group, from 0 to b - 1; None: each
+    row is one. Padding rows (group -1) stand alone.
+    """
+    rows = jnp.arange(group.shape[0], dtype=jnp.int32)
+    if sample is None:
+        return SampleRows(rows)
+    key = jnp.maximum(group, 0) * group.shape[0] + sample
+    # Padding rows share the last segment, whose minimum they do not take.
+    segments = n_groups * group.shape[0] + 1
+    key = jnp.where(group < 0, segments - 1, key)
+    first = jax.ops.segment_min(rows, key, num_segments=segments)[key]
+    return SampleRows(jnp.where(group < 0, rows, first))
+
+
 def _segment(group: Int[Array, "b"], n_groups: int) -> Int[Array, "b"]:
     """Returns segment ids that put padding rows into an extra last segment, which the caller cuts
     off.

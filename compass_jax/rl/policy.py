@@ -14,6 +14,7 @@ from jaxtyping import Array, Bool, Float, Int
 from compass_jax.config import Objective
 from compass_jax.masked import masked_max
 from compass_jax.rl.diagnostics import Diagnostics, mean_of, share_of
+from compass_jax.rl.grouping import SampleRows
 from compass_jax.rl.objectives.inputs import PolicyInputs, WeightInputs
 from compass_jax.rl.shapes import require_shape
 from compass_jax.rl.surrogate import Surrogate, kl_k3, token_log_ratio
@@ -109,6 +110,7 @@ def token_weights(
     entropy_group: Int[Array, "b t"] | None = None,
     dtype=jnp.float32,
     max_new_tokens: int | None = None,
+    samples: SampleRows | None = None,
 ) -> Float[Array, "b t"]:
     """Computes the normaliser of one update as a weight per token, so that no split into buckets or
     micro-batches changes the gradient.
@@ -122,5 +124,5 @@ def token_weights(
     require_shape("token_weights", mask.shape, entropy_group=entropy_group)
     require_shape("token_weights", mask.shape[:1], group=group, known=known)
     return config.weights(
-        WeightInputs(mask, group, known, n_groups, entropy_group, max_new_tokens, dtype)
+        WeightInputs(mask, group, known, n_groups, entropy_group, max_new_tokens, dtype, samples)
     )

@@ -16,11 +16,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 from compass_jax.config import AlgorithmConfig
-from compass_jax.records import EARLIER, GOLD, SAMPLED, TRUNCATED
+from compass_jax.records import EARLIER, GOLD, SAMPLE, SAMPLED, TRUNCATED
 from compass_jax.rl.correction import correction_weight
 from compass_jax.rl.diagnostics import Diagnostics, mean_of
 from compass_jax.rl.group_advantage import group_advantage
-from compass_jax.rl.grouping import group_any, group_sum, per_row
+from compass_jax.rl.grouping import SampleRows, group_any, group_sum, per_row, sample_rows
 from compass_jax.rl.policy import token_weights
 from compass_jax.rl.shapes import require_shape
 from compass_jax.rl.shaping import inversion, penalties
@@ -91,7 +91,8 @@ def prepare(
     responses of a group are an inverted pair if their advantages are ordered against the column
     GOLD, or the reward without it. The account of tokens and of uniform groups leaves out rows of
     the column EARLIER and tokens that are not in SAMPLED. Rows of the column TRUNCATED have no
-    trained token.
+    trained token. Rows of one number in the column SAMPLE are one sample (`SampleRows`), whose
+    reward, repetition and other columns are those of its first row.
 
     Raises:
         ValueError: a setting needs an array that is None, or shapes differ.
@@ -104,25 +105,28 @@ def prepare(
     dtype = old_entropy.dtype
     known = known & (group >= 0) & jnp.isfinite(reward)
     known = known & _finite(mask, *rows[4:8])
+    samples = sample_rows(group, columns.get(SAMPLE), n_groups)
+    known = known & ~samples.any(~known)
     # A truncated answer is part of its group, and in no denominator of the weights.
-    taught = known & ~columns[TRUNCATED] if TRUNCATED in columns else known
-    trained = mask & taught[:, None]
+    taught = known & ~samples.any(columns[TRUNCATED]) if TRUNCATED in columns else known
+    trained, counted = mask & taught[:, None], known & samples.counted
 
     # From raw rewards: a penalty must not hide a uniform group from the stages that act on it.
     at = {"right_at": scale.right_at, "wrong_at": scale.wrong_at}
-    kinds = group_kind(reward, known, group, n_groups, **at)
+    kinds = group_kind(reward, counted, group, n_groups, **at)
     row_kind = jnp.where(group >= 0, per_row(kinds, group), int(GroupKind.UNDECIDED))
     objective = config.objective
     # Stage 3: penalties make a group of right answers vary; `by_shaping` marks the rows of groups
     # that vary by them alone.
-    shaped, components = _shape(rows, config, scale)
+    shaped, components = _shape(rows, config, scale, samples)
     sample_factor = None
     if objective.averages_groups and scale.group_size is not None:
-        sample_factor = _sample_factor(group, taught, n_groups, scale.group_size, dtype)
+        taught_samples = taught & samples.counted
+        sample_factor = _sample_factor(group, taught_samples, n_groups, scale.group_size, dtype)
     response_advantage, by_shaping = group_advantage(
         config.advantage,
         reward,
-        known,
+        counted,
         group,
         n_groups,
         divides_by_std=objective.divides_by_std,
@@ -132,13 +136,15 @@ def prepare(
         wrong_at=scale.wrong_at,
         sample_factor=sample_factor,
     )
+    response_advantage, by_shaping = (x[samples.first] for x in (response_advantage, by_shaping))
     # Stage 4 acts on the groups that are uniform even so.
     still_uniform = jnp.where(by_shaping, int(GroupKind.UNDECIDED), row_kind)
     advantage = _advantage(response_advantage, trained, old_entropy, still_uniform, config)
 
     entropy_group = objective.groups(old_entropy, trained)
+    several = samples if SAMPLE in columns else None
     weight = token_weights(
-        trained, group, taught, n_groups, objective, entropy_group, dtype, max_new_tokens
+        trained, group, taught, n_groups, objective, entropy_group, dtype, max_new_tokens, several
     )
     prepared = Prepared(advantage, weight, trained, entropy_group)
     # The correction comes after the weights, so that dropped tokens stay in the denominator.
@@ -156,9 +162,9 @@ def prepare(
         by_shaping=by_shaping,
         dtype=dtype,
     )
-    metrics |= {f"reward/{name}/mean": mean_of(x, known) for name, x in components.items()}
+    metrics |= {f"reward/{name}/mean": mean_of(x, counted) for name, x in components.items()}
     metrics |= corrected | inversion(
-        *_labels(reward, known, columns.get(GOLD)), advantage, trained, group
+        *_labels(reward, counted, columns.get(GOLD)), advantage, trained, group
     )
     return prepared, metrics
 
@@ -238,7 +244,7 @@ def _corrected(
     return prepared._replace(weight=prepared.weight * factor, kl_weight=kl_weight), metrics
 
 
-def _shape(rows: UpdateRows, config: AlgorithmConfig, scale: RewardScale):
+def _shape(rows: UpdateRows, config: AlgorithmConfig, scale: RewardScale, samples: SampleRows):
     """Applies stage 3: returns the shaped reward and its parts by name."""
     reward, repetition = rows.reward, rows.repetition
     if not config.shaping.total:
@@ -248,7 +254,7 @@ def _shape(rows: UpdateRows, config: AlgorithmConfig, scale: RewardScale):
             f"prepare: rl.shaping.repetition_penalty = {config.shaping.repetition_penalty} needs"
             " repetition, a share per response"
         )
-    length = jnp.sum(rows.mask, axis=1, dtype=jnp.int32)
+    length = samples.sum(jnp.sum(rows.mask, axis=1, dtype=jnp.int32))
     # Without a repetition penalty the share is multiplied by 0.
     repeated = jnp.zeros_like(reward) if repetition is None else repetition
     penalty = penalties(

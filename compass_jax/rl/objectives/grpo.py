@@ -74,7 +74,7 @@ class Grpo(Objective):
             return token_mean(inputs)
         if inputs.max_new_tokens is None:
             raise ValueError("dr_grpo needs max_new_tokens, the constant that it divides by")
-        return inputs.responses * (inputs.mask.astype(inputs.dtype) / inputs.max_new_tokens)
+        return inputs.whole_responses * (inputs.mask.astype(inputs.dtype) / inputs.max_new_tokens)
 
 
 def grpo(**changes: Any) -> Grpo:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from compass_jax.rl.grouping import group_sum, per_row
+from compass_jax.rl.grouping import SampleRows, group_sum, per_row
 
 
 class PolicyInputs(NamedTuple):
@@ -47,11 +47,28 @@ class WeightInputs(NamedTuple):
     entropy_group: Int[Array, "b t"] | None
     max_new_tokens: int | None
     dtype: jnp.dtype
+    samples: SampleRows | None = None  # None: each row is a sample
+
+    @property
+    def whole_responses(self) -> Float[Array, "b 1"]:
+        """The weight of each response in a mean over responses; all rows of one have it."""
+        if self.samples is None:
+            return response_weight(self.group, self.known, self.n_groups, self.dtype)[:, None]
+        counted = self.known & self.samples.counted
+        weight = response_weight(self.group, counted, self.n_groups, self.dtype)
+        return weight[self.samples.first][:, None]
 
     @property
     def responses(self) -> Float[Array, "b 1"]:
-        """The weight of each response in a mean over responses."""
-        return response_weight(self.group, self.known, self.n_groups, self.dtype)[:, None]
+        """The weight of each row in a mean over responses: the response's, which its rows share by
+        their tokens.
+        """
+        if self.samples is None:
+            return self.whole_responses
+        tokens = jnp.sum(self.mask, axis=1, dtype=jnp.int32)
+        total = jnp.maximum(self.samples.sum(tokens), 1).astype(self.dtype)
+        share = tokens.astype(self.dtype) / total
+        return self.whole_responses * share[:, None]
 
 
 def token_mean(x: WeightInputs) -> Float[Array, "b t"]:
