@@ -141,7 +141,7 @@ def test_the_last_evaluation_says_the_length_limit_of_its_stage(tmp_path, monkey
         parts=SimpleNamespace(prompts=SimpleNamespace(evaluated=["a set"])),
     )
     evaluations = Evaluations(trainer)
-    complete = Evaluated(4, evaluation, [], complete=True)
+    complete = Evaluated(4, evaluation, [], complete=True, average={})
     monkeypatch.setattr(evaluations, "_evaluate", lambda sets: complete)
     result = evaluations.last()
     summary = json.loads((tmp_path / "evaluation" / "summary.json").read_text())
