@@ -89,35 +89,3 @@ def spike_size(losses: np.ndarray) -> float:
     middle = np.median(before)
     distance = np.median(np.abs(before - middle))
     return float(abs(last - middle) / distance) if distance else 0.0
-
-
-def false_alarm_rate(
-    reward: np.ndarray,
-    gold: np.ndarray,
-    window: int,
-    level: float,
-    draws: int = 10_000,
-    seed: int = 0,
-) -> float:
-    """Estimates how often a window of a sound run is a false alarm, from sound runs [r t].
-
-    A draw takes a window of a run, its two fitted lines, and for each step the residuals of a
-    random step of this window, scaled by sqrt(n / (n - 2)) for the two parameters of a line. A
-    gold line that falls is laid flat: in a sound run its fall is noise. A run of T steps has at
-    most T - window + 1 times this rate of false alarms.
-    """
-    rng = np.random.default_rng(seed)
-    runs, steps = reward.shape
-    run = rng.integers(runs, size=draws)[:, None]
-    start = rng.integers(steps - window + 1, size=draws)[:, None]
-    at = run, start + np.arange(window)  # [draws, window]
-    drawn = rng.integers(window, size=(draws, window))
-    x = np.arange(window) - (window - 1) / 2
-    resampled = []
-    for values, lowest in ((reward, -np.inf), (gold, 0.0)):
-        y = np.asarray(values, np.float64)[at]
-        slope, middle = trend(y).slope[:, None], y.mean(-1, keepdims=True)
-        residual = (y - middle - slope * x) * np.sqrt(window / (window - 2))
-        noise = np.take_along_axis(residual, drawn, -1)
-        resampled.append(middle + np.maximum(slope, lowest) * x + noise)
-    return float(np.mean(parting_p(*resampled) <= level))

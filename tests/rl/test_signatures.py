@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmarks.failures import false_alarm_rate
 from compass_jax.config import GuardConfig, RewardConfig
 from compass_jax.rl.signatures import (
     CONFIDENCE,
     fall_p,
-    false_alarm_rate,
     parting_p,
     rise_bound,
     spike_size,
