@@ -232,7 +232,7 @@ def test_answers_and_accuracies_are_written(tmp_path, monkeypatch, capsys):
     sets = [PromptSet(HELDOUT, PROMPTS[:3], 3, 1.0), PromptSet("own", PROMPTS[3:], 2, 0.5)]
     monkeypatch.setattr(evaluate_module, "evaluation_sets", lambda *_: sets)
     monkeypatch.setattr(
-        evaluate_module, "open_scorer", lambda _: contextlib.nullcontext(TwiceScorer())
+        evaluate_module, "open_scorer", lambda *_: contextlib.nullcontext(TwiceScorer())
     )
     result = evaluate_module.evaluate_weights(config, "w", str(tmp_path / "out"))
     rows = [json.loads(x) for x in (tmp_path / "out" / "answers.jsonl").read_text().splitlines()]
