@@ -203,7 +203,7 @@ grad_norm: The gradient's norm before clipping, mean over the updates.
 lr: The learning rate.
 skipped_updates [updates]: Updates left out because a gradient was not finite.
 zero_gradient_updates [updates]: Updates of the step whose gradient was 0, since no response had an
-    advantage: weights and moments stayed, and the learning-rate schedule went on.
+    advantage. They changed neither weights nor moments; the learning-rate schedule counts them.
 entropy_nats [nats]: Mean entropy of the policy at the generated tokens. Of the responses without a
     backward pass it may be estimated from a micro-batch of them.
 policy/kl_k3 [nats]: KL divergence of the old policy from the present one, k3 estimate per token.

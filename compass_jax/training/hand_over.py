@@ -90,9 +90,9 @@ class RolloutWeights:
 
     @contextlib.contextmanager
     def averaged(self, learner: Learner) -> Iterator[dict[str, float]]:
-        """Puts the average of the weights (rl.optim.average) in the place of the policy for an
-        evaluation. Yields the metrics of it, which are complete afterwards; empty where the run
-        keeps no average.
+        """Gives the rollout the average of the weights (rl.optim.average) instead of the policy,
+        for an evaluation. Yields the metrics of both syncs, which are complete afterwards; no-op
+        without metrics for a run that keeps no average.
         """
         metrics: dict[str, float] = {}
         if learner.state.average is None:

@@ -198,10 +198,10 @@ def update(
     betas: tuple[jax.Array, jax.Array] | None = None,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Runs one update with the gradient clipped to `clip_grad_norm`. A gradient with NaN or
-    infinity changes only the counters. One that is 0 everywhere changes nothing but the place in
-    the learning-rate schedule: neither momentum nor weight decay moves the parameters, and it does
-    not count as applied. `factor` multiplies the change of the parameters, and so AdamW's learning
-    rate (None: 1); `betas` are AdamW's in this update (None: those of `config`).
+    infinity changes only the counters. One that is 0 everywhere changes only the place in the
+    learning-rate schedule: neither momentum nor weight decay moves the parameters, and it does not
+    count as applied. `factor` multiplies the change of the parameters, and so AdamW's learning rate
+    (None: 1); `betas` are AdamW's in this update (None: those of `config`).
     """
     # One test for all leaves: a NaN or an infinity in any of them is in the norm, too.
     norm = global_norm(grads)

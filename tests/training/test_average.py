@@ -22,8 +22,9 @@ from compass_jax.commands.cli import main
 from compass_jax.config import ComputeConfig, ConfigError, MeshConfig, OptimConfig
 from compass_jax.config.lora import LoRAConfig
 from compass_jax.experience.evaluate import Evaluator
-from compass_jax.model.params import decays, place
-from compass_jax.model.transformer import init_params
+from compass_jax.model.params import decays, param_count, place, training_layout
+from compass_jax.model.transformer import Transformer, init_params
+from compass_jax.plan.programs import fresh_state
 from compass_jax.sharding import placements
 from compass_jax.training import evaluations, optim, step
 from compass_jax.training.rl import run_rl
@@ -292,6 +293,10 @@ def test_the_estimate_of_the_memory_counts_it():
         memory.estimate(dataclasses.replace(x.policy, lora=LORA), x.rl) for x in (config, averaged)
     )
     assert high.optimizer == pytest.approx(1.5 * low.optimizer) and low.gradients == high.gradients
+    model = Transformer(config.model, config.compute, training_layout(config.compute))
+    states = (fresh_state(model, x.lora, x.rl.optim) for x in (averaged, config))
+    more_bytes, bytes_without = map(memory.tree_bytes, states)
+    assert more_bytes - bytes_without == 4 * param_count(config.model)
 
 
 @pytest.mark.parametrize("value", [-0.1, 1.0, 1.5, float("nan")])

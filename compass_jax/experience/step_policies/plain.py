@@ -11,8 +11,8 @@ from compass_jax.experience.step_policies.rounds import InRounds
 
 @dataclass(frozen=True)
 class Plain(InRounds):
-    """Draws a step's prompts and trains on all their groups; in several rounds it draws further
-    ones in the places of groups that do not vary.
+    """Draws a step's prompts and trains on all their groups; in several rounds further groups
+    replace those that do not vary.
     """
 
     rounds: Repeat = 1
