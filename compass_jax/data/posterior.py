@@ -12,6 +12,7 @@ from scipy import stats
 from compass_jax.aliases import JsonObject
 from compass_jax.config import RewardConfig, SelectionConfig
 from compass_jax.data.difficulty import Measured
+from compass_jax.data.files import DataError
 from compass_jax.data.predictors.inputs import Prediction, Seen
 from compass_jax.data.predictors.label import ByLabel
 from compass_jax.data.selection import PromptSelector
@@ -175,7 +176,15 @@ class PosteriorSelector(PromptSelector):
         }
 
     def restore(self, state: JsonObject) -> None:
-        """Restores `state`. Counts of prompts that the run's data lack are left out."""
+        """Restores `state`. Counts of prompts that the run's data lack are left out.
+
+        Raises DataError for a state from before predictors, which had counts by label.
+        """
+        if "prediction" not in state:
+            raise DataError(
+                "the checkpoint's posterior selection is of a version without rl.predictor: resume"
+                " it with that version, or start a new run with init_from set to its directory"
+            )
         self._counts = {
             int(prompt): (right, judged)
             for prompt, right, judged in state["counts"]

@@ -17,6 +17,7 @@ from compass_jax.aliases import JsonMapping, JsonObject
 from compass_jax.experience.buffer import NO_ROW, ExperienceBuffer, Sample
 from compass_jax.records import Group, Outcome, Prompt, Rollout, SampleKey, Score
 
+UNPREDICTED = 1.0, 1.0  # of a checkpoint from before prompts kept their prediction
 ARRAYS = {"tokens": np.int32, "logp": np.float32, "entropy": np.float32, "versions": np.int32}
 
 
@@ -73,7 +74,7 @@ def restore(
     drawn: dict[tuple[int, int], Prompt] = {}
     for prompt, visit, row, *predicted in (*saved["prompts"], *saved["held"]):
         key = int(prompt), int(visit)
-        drawn[key] = dataclasses.replace(find(*key), predicted=tuple(predicted))
+        drawn[key] = dataclasses.replace(find(*key), predicted=tuple(predicted) or UNPREDICTED)
         if row != NO_ROW:
             buffer.first[key] = row
     keys = list(drawn)[: len(saved["prompts"])]

@@ -103,9 +103,8 @@ def prepare(
     require_shape("prepare", mask.shape, old_entropy=old_entropy)
     require_shape("prepare", mask.shape[:1], reward=reward, known=known, group=group)
     dtype = old_entropy.dtype
-    known = known & (group >= 0) & jnp.isfinite(reward)
-    known = known & _finite(mask, *rows[4:8])
     samples = sample_rows(group, columns.get(SAMPLE), n_groups)
+    known = known & (group >= 0) & jnp.isfinite(reward) & _finite(mask, *rows[4:8])
     known = known & ~samples.any(~known)
     # A truncated answer is part of its group, and in no denominator of the weights.
     taught = known & ~samples.any(columns[TRUNCATED]) if TRUNCATED in columns else known
@@ -149,24 +148,35 @@ def prepare(
     prepared = Prepared(advantage, weight, trained, entropy_group)
     # The correction comes after the weights, so that dropped tokens stay in the denominator.
     prepared, corrected = _corrected(prepared, config, rows)
-    sampled_rows, kinds = _sampled(group, kinds, columns.get(EARLIER))
-    generated, rl_zvp = columns.get(SAMPLED, mask), config.zero_variance.rl_zvp
-    generated = generated & sampled_rows[:, None]
-    metrics = waste(
-        generated,
-        taught,
-        row_kind,
-        kinds,
-        rl_zvp=rl_zvp,
-        uniform_teaches=config.advantage.uniform_teaches,
-        by_shaping=by_shaping,
-        dtype=dtype,
-    )
+    metrics = _account(rows, taught, row_kind, kinds, by_shaping, config)
     metrics |= {f"reward/{name}/mean": mean_of(x, counted) for name, x in components.items()}
     metrics |= corrected | inversion(
         *_labels(reward, counted, columns.get(GOLD)), advantage, trained, group
     )
     return prepared, metrics
+
+
+def _account(
+    rows: UpdateRows,
+    taught: Bool[Array, "b"],
+    row_kind: Int[Array, "b"],
+    kinds: Int[Array, "g"],
+    by_shaping: Bool[Array, "b"],
+    config: AlgorithmConfig,
+) -> Diagnostics:
+    """Returns the account of the tokens that the step sampled."""
+    columns = rows.columns or {}
+    sampled_rows, kinds = _sampled(rows.group, kinds, columns.get(EARLIER))
+    return waste(
+        columns.get(SAMPLED, rows.mask) & sampled_rows[:, None],
+        taught,
+        row_kind,
+        kinds,
+        rl_zvp=config.zero_variance.rl_zvp,
+        uniform_teaches=config.advantage.uniform_teaches,
+        by_shaping=by_shaping,
+        dtype=rows.old_entropy.dtype,
+    )
 
 
 def _sample_factor(

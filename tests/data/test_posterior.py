@@ -8,6 +8,7 @@ import pytest
 
 from compass_jax.config import ConfigError, RewardConfig, ZeroVarianceConfig
 from compass_jax.data.difficulty import Measured
+from compass_jax.data.files import DataError
 from compass_jax.data.posterior import PosteriorSelector, coverage
 from compass_jax.data.predictors.label import fit_prior
 from compass_jax.data.selectors import prompt_selector
@@ -176,6 +177,11 @@ def test_choices_are_the_same_after_a_restart():
     assert restored.metrics() == chosen.metrics()
     assert [p.predicted for p in first] == [chosen.posterior(p) for p in first]
     assert chosen.skipped == 18
+
+
+def test_a_state_from_before_predictors_is_refused():
+    with pytest.raises(DataError, match=r"a version without rl\.predictor"):
+        selector().restore({"counts": {"7": ["sums", 1.0, 2.0]}, "calibration": {}})
 
 
 def test_few_prompts_are_taken_as_they_come():

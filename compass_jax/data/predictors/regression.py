@@ -150,10 +150,6 @@ class ByRegression(Prediction):
         excess = (rate - mean) ** 2 - widest / judged - spread * several
         self._sums = KEPT * self._sums + [np.sum(excess * (judged > 1)), np.sum(widest * several)]
 
-    def rates(self) -> dict[str, float]:
-        """Returns nothing by label; rho stands in the posterior's metrics."""
-        return {}
-
     def state(self) -> JsonObject:
         """Returns the sums of rho."""
         return {"rho": self._sums.tolist()}
