@@ -144,6 +144,10 @@ class Data(Configured, FromPrompts):
 
     most: CountOrOff = 2
     """Number of prompts that are shown whole."""
+    predict: str = ""
+    """Show instead the prompts by the pass rates that rl.predictor predicts from these outcomes:
+    pass_rates.jsonl of compass filter, or the directory of a run.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -82,6 +82,10 @@ def train_judge(options: commands.TrainJudge, config: RunConfig) -> int:
 
 def data(options: commands.Data, config: RunConfig) -> None:
     """Shows prompts and checks their rewards."""
+    if options.predict:
+        from compass_jax.commands.predict import run_predict
+
+        return run_predict(config, options.predict, options.most)
     from compass_jax.commands.look import run_look
 
     run_look(config.model.vocab_size, config.scored, options.most)

@@ -20,6 +20,8 @@ from compass_jax.data.stream import PromptStream
 from compass_jax.records import Outcome, Prompt
 
 COVERAGE = 0.9  # of the interval whose calibration is reported
+BANDS = 5  # of predicted rates, whose measured rates are reported
+HOPELESS = 0.05  # pass rate below which a prompt's groups of a few samples hardly ever vary
 
 
 class PosteriorSelector(PromptSelector):
@@ -150,15 +152,24 @@ class PosteriorSelector(PromptSelector):
         self, judged: list[tuple[Prompt, Outcome]], rates: list[float]
     ) -> dict[str, float]:
         """Returns how well the posteriors predicted groups that they have not seen: their mean
-        `coverage`, and the mean distance of the pass rate.
+        `coverage`, the mean distance of the pass rate, and the measured rate of the groups in each
+        band of predicted ones; and the share of groups that were most likely hopeless.
         """
         if not judged:
             return {}
         alpha, beta = self.posteriors([prompt for prompt, _ in judged]).T
         samples, rate = np.array([outcome.known for _, outcome in judged]), np.array(rates)
+        predicted, right = alpha / (alpha + beta), rate * samples
+        too_low = stats.beta.cdf(HOPELESS, alpha + right, beta + samples - right) > 0.5
+        band = np.minimum((BANDS * predicted).astype(int), BANDS - 1)
         return {
-            "posterior/coverage_90": float(np.mean(coverage(rate * samples, samples, alpha, beta))),
-            "posterior/abs_error": float(np.mean(np.abs(rate - alpha / (alpha + beta)))),
+            "posterior/coverage_90": float(np.mean(coverage(right, samples, alpha, beta))),
+            "posterior/abs_error": float(np.mean(np.abs(rate - predicted))),
+            "posterior/hopeless_frac": float(np.mean(too_low)),
+            **{
+                f"posterior/measured_{100 * i // BANDS}": float(rate[band == i].mean())
+                for i in np.unique(band)
+            },
         }
 
     def metrics(self) -> dict[str, float]:

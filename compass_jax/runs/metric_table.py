@@ -57,9 +57,16 @@ What the tokens taught | share of generated tokens | stacked
     waste/frac_entropy_signal | entropy (RL-ZVP) | green
     waste/frac_prediction_signal | prediction | purple
     waste/frac_none | none | grey
-Predicted pass rates | share in the 90% interval; mean error | share
+Predicted pass rates | share in the 90% interval; mean error; share of groups | share
     posterior/coverage_90 | in the interval | blue
     posterior/abs_error | error | orange
+    posterior/hopeless_frac | hopeless | grey
+Measured where predicted | share of right answers | share
+    posterior/measured_0 | 0 to 20% | red
+    posterior/measured_20 | 20 to 40% | orange
+    posterior/measured_40 | 40 to 60% | green
+    posterior/measured_60 | 60 to 80% | sky
+    posterior/measured_80 | 80 to 100% | blue
 Entropy of the policy | nats per token | linear
     entropy_nats | entropy | orange
 Response length | tokens | linear
@@ -192,6 +199,10 @@ curriculum/<label> [share]: The expected pass rate of a label's prompts.
 posterior/coverage_90 [share]: Groups whose number of right answers lies in the 90% interval that
     was predicted for it; a number at its edge counts in part, so that 0.9 is right.
 posterior/abs_error: Mean distance of predicted and measured pass rates.
+posterior/hopeless_frac [share]: Groups whose pass rate is more likely below 5% than above, by the
+    prediction and their own rewards together.
+posterior/measured_<percent> [share]: Mean pass rate of the step's groups for which a rate within 20
+    points from here was predicted: from 0, 20, 40, 60, 80%.
 posterior/<label> [share]: The predicted pass rate of a label's new prompts.
 # the update
 loss: Minus the objective, mean over the step's updates.

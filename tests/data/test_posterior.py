@@ -10,6 +10,7 @@ from compass_jax.config import ConfigError, RewardConfig, ZeroVarianceConfig
 from compass_jax.data.difficulty import Measured
 from compass_jax.data.files import DataError
 from compass_jax.data.posterior import PosteriorSelector, coverage
+from compass_jax.data.predictors.inputs import Prediction
 from compass_jax.data.predictors.label import fit_prior
 from compass_jax.data.selectors import prompt_selector
 from compass_jax.data.stream import PromptStream
@@ -199,3 +200,35 @@ def test_the_setting_selects_it_and_excludes_the_others():
     ):
         with pytest.raises(ConfigError, match=message):
             ZeroVarianceConfig(posterior=True, **change).validate()
+
+
+class Fixed(Prediction):
+    """Predicts alpha and beta by the prompt's label."""
+
+    def priors(self, prompts):
+        return np.array([[float(x) for x in prompt.label.split("/")] for prompt in prompts])
+
+
+def test_measured_rates_are_reported_by_predicted_ones_and_hopeless_groups_are_counted():
+    """Four groups: predicted at 1/41, 1/41, 1/2 and 1; a hopeless group has a posterior below 5%
+    for more than half of its mass, which the Beta's density says by summation.
+    """
+    kinds, rights = ("1/40", "1/40", "2/2", "40/0.001"), (0, 1, 3, 4)
+    config = ZeroVarianceConfig(posterior=True)
+    chosen = PosteriorSelector(config, REWARDS, 0, prediction=Fixed())
+    groups = [Prompt(i, 0, x, f"q{i}", np.array([i], np.int32), "") for i, x in enumerate(kinds)]
+    chosen.update(zip(groups, (outcome(right, 4) for right in rights), strict=True), 0.0)
+    metrics = chosen.metrics()
+    measured = {name: x for name, x in metrics.items() if "/measured_" in name}
+    assert measured == {
+        "posterior/measured_0": 1 / 8,
+        "posterior/measured_40": 3 / 4,
+        "posterior/measured_80": 1.0,
+    }
+    p = (np.arange(100_000) + 0.5) / 100_000
+    hopeless = 0
+    for label, right in zip(kinds, rights, strict=True):
+        alpha, beta = (float(x) for x in label.split("/"))
+        density = p ** (alpha + right - 1) * (1 - p) ** (beta + 4 - right - 1)
+        hopeless += density[p < 0.05].sum() > density.sum() / 2
+    assert metrics["posterior/hopeless_frac"] == hopeless / 4 == 0.5
