@@ -76,7 +76,7 @@ TASKS = {
         Case("moe", new_tokens=24, learning_rate=1.5e-4, has_experts=True, columns=("answer",)),
         backwards,
         SAME,
-        120,
+        60,
     ),
     "smollm2": Task(
         Case(

@@ -28,7 +28,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -95,48 +96,63 @@ def configured(seed: int, arm: str, out: Path, smoke: bool) -> RunConfig:
     )
 
 
-class Predicted:
-    """What a run's selector says of prompts that it has not drawn, at the end of the run."""
+class Watched:
+    """What a run draws: the questions, and the seconds of each draw, features included."""
 
-    def __init__(self, config: RunConfig, count: int):
-        self.config, self.count, self.seconds = config, count, 0.0
-        self.prompts: list[Prompt] = []
-        self.posteriors = np.zeros((0, 2))
-        self.drawn: list[str] = []  # questions
+    def __init__(self) -> None:
+        self.trainer: RLTrainer | None = None  # once it is made
+        self.questions: list[str] = []
+        self.seconds: list[float] = []
 
-    def train(self) -> None:
-        """Trains, and asks the selector after the last step."""
-        made: list[RLTrainer] = []
+    @contextmanager
+    def watching(self, made: Callable[[RLTrainer], None] = lambda trainer: None) -> Iterator[None]:
+        """Watches the trainer that is built within, after `made` was called with it."""
         original = Building.trainer
 
         def trainer(building: Building) -> RLTrainer:
-            made.append(original(building))
-            selector = made[-1].parts.prompts.selector
+            self.trainer = original(building)
+            made(self.trainer)
+            selector = self.trainer.parts.prompts.selector
             drawing = selector.next_batch
 
             def next_batch(stream: PromptStream, n: int) -> list[Prompt]:
                 started = time.perf_counter()
                 prompts = drawing(stream, n)
-                self.seconds += time.perf_counter() - started
-                self.drawn += [prompt.question for prompt in prompts]
+                self.seconds.append(time.perf_counter() - started)
+                self.questions += [prompt.question for prompt in prompts]
                 return prompts
 
             selector.next_batch = next_batch  # type: ignore[method-assign]
-            return made[-1]
+            return self.trainer
 
         Building.trainer = trainer  # type: ignore[method-assign]
         try:
-            for step in rl_steps(self.config):
-                if step.number == self.config.rl.steps:
-                    self.ask(made[-1])
+            yield
         finally:
             Building.trainer = original  # type: ignore[method-assign]
+
+
+class Predicted:
+    """What a run's selector says of prompts that it has not drawn, at the end of the run."""
+
+    def __init__(self, config: RunConfig, count: int):
+        self.config, self.count, self.drawn = config, count, Watched()
+        self.prompts: list[Prompt] = []
+        self.posteriors = np.zeros((0, 2))
+
+    def train(self) -> None:
+        """Trains, and asks the selector after the last step."""
+        with self.drawn.watching():
+            for step in rl_steps(self.config):
+                if step.number == self.config.rl.steps:
+                    assert self.drawn.trainer is not None
+                    self.ask(self.drawn.trainer)
 
     def ask(self, trainer: RLTrainer) -> None:
         """Stores the posteriors of unseen training prompts."""
         selector = trainer.parts.prompts.selector
         assert isinstance(selector, PosteriorSelector)
-        drawn = {*self.drawn}
+        drawn = {*self.drawn.questions}
         unseen = [x for x in training_prompts(self.config) if x.question not in drawn]
         rng = np.random.default_rng(self.config.seed)
         chosen = np.sort(rng.choice(len(unseen), min(self.count, len(unseen)), replace=False))
@@ -156,17 +172,24 @@ def fresh_rates(config: RunConfig, prompts: Sequence[Prompt], samples: int) -> n
     folder = Path(config.directory) / "fresh"
     folder.mkdir(exist_ok=True)
     kept, file = {x.id for x in prompts}, folder / "prompts.jsonl"
-    rows = (
-        PassRate(x.id, x.label, x.question, 0.0, 0, 1, 0, 0.0, 1.0, x.id in kept)
-        for x in training_prompts(config)
-    )
-    write_atomically(file, "".join(json.dumps(row._asdict()) + "\n" for row in rows))
-    data = dataclasses.replace(config.data, keep_file=str(file))
-    kept_only = dataclasses.replace(config, data=data)
+    kept_only = keeping(config, file, lambda prompt: prompt.id in kept)
     scored, place = (kept_only.policy, kept_only.scored), (config.directory, str(folder))
     run_filter(*scored, *place, Bounds(samples))
     rates = read_pass_rates(folder / FILE)
     return np.array([rates[x.id].pass_rate if rates[x.id].known else np.nan for x in prompts])
+
+
+def keeping(config: RunConfig, file: Path, keeps: Callable[[Prompt], bool]) -> RunConfig:
+    """Returns the configuration with those training prompts alone that `keeps` accepts; `file`
+    lists them.
+    """
+    rows = (
+        PassRate(x.id, x.label, x.question, 0.0, 0, 1, 0, 0.0, 1.0, keeps(x))
+        for x in training_prompts(config)
+    )
+    write_atomically(file, "".join(json.dumps(row._asdict()) + "\n" for row in rows))
+    data = dataclasses.replace(config.data, keep_file=str(file))
+    return dataclasses.replace(config, data=data)
 
 
 def log_loss(mean: np.ndarray, rates: np.ndarray) -> float:
@@ -200,9 +223,9 @@ def run(seed: int, arm: str, out: Path, smoke: bool) -> dict[str, Any]:
         "log_loss_global": log_loss(np.full(len(rates), rates.mean()), rates),
         "log_loss_of_labels_rates": log_loss(by_label, rates),
         "coverage_90": float(inside.mean()),
-        "impossible_drawn": float(np.mean([labels[x] in hard for x in predicted.drawn])),
+        "impossible_drawn": float(np.mean([labels[x] in hard for x in predicted.drawn.questions])),
         "impossible_in_pool": float(np.mean([x in hard for x in labels.values()])),
-        "selection_minutes": round(predicted.seconds / 60, 3),
+        "selection_minutes": round(sum(predicted.drawn.seconds) / 60, 3),
         "minutes": round((time.perf_counter() - started) / 60, 2),
     }
 

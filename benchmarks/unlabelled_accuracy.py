@@ -1,0 +1,527 @@
+"""Experiment: tokens, and minutes, to tuned GRPO's accuracy where no prompt has a label.
+
+    python -m benchmarks.unlabelled_accuracy PHASE [--seeds 310 311 ...] [--only grpo recipe ...]
+        [--out runs/unlabelled] [--results benchmarks/results/unlabelled_accuracy.jsonl] [--smoke]
+    PHASE: cold (makes the cold starts of --seeds), tuning, pieces, hard, easy, short, table
+
+The plan, written before its runs:
+
+Tasks. `hard`: the prompts of configs/mostly_hard_cpu.py, of which 58% are too hard, as one file:
+every prompt has the same label. `easy`: those of them that are not too hard, from the same cold
+starts. `short`: all of them, from cold starts without worked solutions of the too hard sums, which
+they then answer with a bare number: uniform groups cost little.
+
+Run. 160 thousand generated tokens; those of evaluations do not count. Every arm evaluates the
+averaged weights (rl.optim.average 0.95), but for the arm `no average`: at the start, and about
+every 10 thousand tokens on 240 held-out prompts, two answers each; in the phases of results the
+end has eight answers each. Cosine decays over the 160 thousand tokens.
+
+Score of a tuning run: the tokens to the first passage of start + 0.03, + 0.06 and + 0.09, by the
+curve's means over 13% of the tokens; the mean of the three, 160 thousand for one that is not
+passed. Several levels, because one is decided by noise.
+
+tuning, seeds 300 to 302, which no result uses. GRPO, DAPO (dynamic sampling in up to two rounds)
+    and the recipe (posterior selection by the prompt's text, screening 2 of 4), each over rate
+    3.75e-5, 7.5e-5, 1.5e-4 x constant or cosine x 16 or 32 prompts of four samples: all twelve on
+    seed 300, the best six on 301, the best three on 302; the best mean score of the three is the
+    arm's setting. Then GRPO's with b2 = 0.999 on 300 to 302: the better one is tuned GRPO.
+    (Clip-higher has no effect here: with one update a step every ratio is 1.)
+pieces, seeds 300 to 302, at the recipe's setting: advantages `shrunk` and `predicted`; up to two
+    rounds for as many varied groups as prompts; the rate by varied groups; prediction by state; 2
+    of 8; no screening. Those whose mean score is lower than the recipe's are tried together, best
+    first, as long as the score falls; what comes out is the candidate.
+hard, seeds 310 to 319, which nothing has used. GRPO; the candidate; as controls the candidate with
+    the sources' labels, GRPO without the too hard prompts (deleted by hand), random selection with
+    screening, the candidate with permuted rewards; on 310 to 314 the oracle (selection by each
+    candidate's rate, of eight fresh answers of the policy at each step, which do not count), DAPO,
+    the paper's stages without its filter (which answers the whole pool: more than the budget),
+    replay of groups, one label, no average, and each piece alone.
+easy, short, seeds 310 to 314: GRPO and the candidate.
+
+Measures, paired by seed. First passage: the tokens (minutes) at which the curve's means first reach
+start + 0.9 x GRPO's gain (its last mean minus the start); a run that does not counts with its whole
+cost, is marked, and makes the ratio a lower bound. Geometric mean and 95% interval (t, of logs).
+End: difference of avg@8. Stability: greatest mean minus the last, beside that of simulated runs
+whose true accuracy is the run's last mean all along. Minutes are those of selection, rollouts,
+rewards and updates, on one core of two with the other one busy; a step counts with at most three
+times the run's median, since the runs are so short that compilations would decide.
+
+The goals: first passage at most 0.55 of GRPO's tokens, upper end below 0.8; minutes at most 0.9; an
+end not lower by more than two standard errors; stability at most 0.01 above the simulated runs'.
+Easy: at most 1.1 of the tokens, 1.2 of the minutes. A row goes to the results when a run ends;
+runs with a row are skipped, a killed one begins anew. Several processes share the runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from filelock import Timeout
+
+from benchmarks import experiments, rl_runs
+from benchmarks.tokens_to_accuracy import (
+    ARMS as EARLIER,
+)
+from benchmarks.tokens_to_accuracy import (
+    Change,
+    base_config,
+    cold_start,
+    compose,
+    lock,
+    replay,
+    screening,
+    with_fields,
+    zero_variance,
+)
+from benchmarks.unlabelled import Watched, keeping, training_prompts, without_labels
+from benchmarks.unlabelled_report import Row, key_of, plot, report, score
+from compass_jax.allocator import tune_allocator
+from compass_jax.config import OptimConfig, RunConfig
+from compass_jax.configs.mostly_hard_cpu import TOO_HARD
+from compass_jax.data.posterior import PosteriorSelector
+from compass_jax.data.predictors.inputs import Prediction
+from compass_jax.data.predictors.label import Label
+from compass_jax.data.predictors.state import State
+from compass_jax.data.predictors.text import Text
+from compass_jax.experience.evaluate import answers, evaluate_weights
+from compass_jax.records import Prompt
+from compass_jax.rl.advantages.predicted import Predicted
+from compass_jax.rl.advantages.shrunk import Shrunk
+from compass_jax.rl.objectives.grpo import dapo_surrogate
+from compass_jax.rollout.sampling import Sampler
+from compass_jax.runs.compiled import keep_programs
+from compass_jax.training.loop import RLTrainer
+from compass_jax.training.rl import run_rl
+
+RESULTS = Path(__file__).resolve().parent / "results" / "unlabelled_accuracy.jsonl"
+SEEDS, FEW_SEEDS = tuple(range(310, 320)), tuple(range(310, 315))
+GROUP, ANSWER_TOKENS = 4, 36  # samples of a prompt; expected tokens of one
+AVERAGE = 0.95
+CLOCKS = ("rollout", "reward_wait", "score", "update", "handover")
+MOST_MEDIANS = 3  # of a step's time
+ORACLE_SAMPLES = 1000.0  # weight of a rate that the oracle knows
+WAIT_S = 5.0
+
+
+class Scale(NamedTuple):
+    """The size of a run."""
+
+    budget: int = 160_000  # generated tokens
+    every: int = 10_000  # tokens between two evaluations
+    evaluated: int = 240  # prompts of an evaluation
+    end: int = 8  # answers of each at the end
+    fresh: int = 8  # answers of each candidate that the oracle has
+    cells: int = 12
+    tuning_seeds: tuple[int, ...] = (300, 301, 302)
+    pieces: int = 7
+
+
+FULL, SMOKE = Scale(), Scale(400, 200, 4, 2, 2, 1, (300,), 2)
+
+
+class Cell(NamedTuple):
+    """The step size of a run."""
+
+    prompts: int
+    rate: float
+    schedule: str
+
+    @property
+    def name(self) -> str:
+        """The name in the results."""
+        return f"{self.prompts} x {GROUP}, {self.rate:g}, {self.schedule}"
+
+
+CELLS = tuple(
+    Cell(prompts, rate, schedule)
+    for prompts in (16, 32)
+    for rate in (3.75e-5, 7.5e-5, 1.5e-4)
+    for schedule in ("constant", "cosine")
+)
+KEPT = (6, 3)  # cells that go on to the second and to the third seed
+
+
+def optim(**changes: Any) -> Change:
+    """Returns a change of settings under rl.optim."""
+    return lambda rl: dataclasses.replace(rl, optim=dataclasses.replace(rl.optim, **changes))
+
+
+RECIPE = compose(
+    compose(zero_variance(posterior=True), with_fields(predictor=Text())), screening(2, GROUP)
+)
+TRIALS: dict[str, Change] = {
+    "grpo": lambda rl: rl,
+    "dapo": compose(
+        with_fields(objective=dapo_surrogate()),
+        zero_variance(dynamic_sampling=True, dynamic_batch=2),
+    ),
+    "recipe": RECIPE,
+}
+B2 = "grpo, b2 0.999"
+PIECES: dict[str, Change] = {
+    "shrunk": with_fields(advantage=Shrunk()),
+    "predicted": with_fields(advantage=Predicted()),
+    "two rounds": screening(2, GROUP, rounds=2),
+    "rate by groups": optim(rate_by_groups=True),
+    "state": with_fields(predictor=State()),
+    "2 of 8": screening(2, 8),
+    "no screening": with_fields(step_policy=None),
+}
+# on top of the candidate, on all seeds and on few
+CONTROLS: dict[str, Change] = {
+    "labels": with_fields(predictor=Label()),  # and the sources' labels
+    "permuted": with_fields(permute_rewards=True),
+}
+FEW: dict[str, Change] = {
+    "oracle": lambda rl: rl,  # its predictions are replaced
+    "replay": replay(2, 0),
+    "one label": with_fields(predictor=Label()),
+    "no average": optim(average=0.0),
+}
+
+
+class Run(NamedTuple):
+    """One run of the experiment."""
+
+    phase: str
+    task: str
+    seed: int
+    arm: str
+    cell: Cell
+    change: Change
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Returns what a row is found by."""
+        return self.phase, self.task, self.seed, self.arm, self.cell.name
+
+
+class Experiment:
+    """The runs of the experiment in one folder."""
+
+    def __init__(self, out: Path, results: Path, smoke: bool):
+        self.out, self.results, self.smoke = out, results, smoke
+        self.scale = SMOKE if smoke else FULL
+
+    def all(self, runs: Sequence[Run]) -> list[Row]:
+        """Returns the rows of runs. Those that another process runs are waited for."""
+        while True:
+            rows = {key_of(row): row for row in experiments.finished(self.results)}
+            missing = [run for run in runs if run.key not in rows]
+            if not missing:
+                return [rows[run.key] for run in runs]
+            if not any([self.run(run) for run in missing]):
+                time.sleep(WAIT_S)
+
+    def run(self, run: Run) -> bool:
+        """Makes a run and adds its row, unless another process has it or prepares its seed; returns
+        whether it did.
+        """
+        name = "".join(x if x.isalnum() or x == "." else "_" for x in " ".join(map(str, run.key)))
+        try:
+            with lock(self.out / name):
+                if run.key in {key_of(row) for row in experiments.finished(self.results)}:
+                    return True
+                with lock(self._cold(run)):
+                    config = self._configured(run, self.out / name)
+                shutil.rmtree(self.out / name, ignore_errors=True)
+                row = self._train(run, config)
+                with lock(self.results, wait_s=60):
+                    experiments.append(self.results, row)
+                shutil.rmtree(self.out / name)
+        except Timeout:
+            return False
+        return True
+
+    def _cold(self, run: Run) -> Path:
+        """Returns the folder of a run's cold start."""
+        kind = "short" if run.task == "short" else "hard"
+        return self.out / "cold_starts" / f"{kind}{run.seed}"
+
+    def cold_config(self, run: Run) -> RunConfig:
+        """Returns the configuration of a run's cold start."""
+        config = base_config(run.seed, self._cold(run), self.smoke)
+        if run.task != "short":
+            return config
+        sft = dataclasses.replace(config.sft, procedural=config.sft.procedural[: -len(TOO_HARD)])
+        return dataclasses.replace(config, sft=sft)
+
+    def _configured(self, run: Run, directory: Path) -> RunConfig:
+        config = self.cold_config(run)
+        cold_start(config)
+        start, labelled = config.directory, config
+        data, scale, cell = config.data, self.scale, run.cell
+        if run.task == "easy":
+            data = dataclasses.replace(data, sources=data.sources[: -len(TOO_HARD)])
+        config = dataclasses.replace(config, data=data)
+        if run.arm != "labels":
+            config = without_labels(config)
+        if run.arm == "hard deleted":
+            hard = too_hard(labelled)
+            file = directory.with_name(f"{directory.name}.jsonl")
+            config = keeping(config, file, lambda prompt: prompt.question not in hard)
+        per_step = cell.prompts * GROUP * ANSWER_TOKENS
+        decay = {"schedule": "cosine", "schedule_tokens": scale.budget}
+        rl = dataclasses.replace(
+            config.rl,
+            steps=math.ceil(20 * scale.budget / per_step),  # the budget ends the run before
+            prompts_per_step=cell.prompts,
+            group_size=GROUP,
+            optim=OptimConfig(
+                learning_rate=cell.rate,
+                warmup_steps=8,
+                average=AVERAGE,
+                **(decay if cell.schedule == "cosine" else {}),
+            ),
+            eval_every=max(1, round(scale.every / per_step)),
+        )
+        evaluation = dataclasses.replace(
+            config.evaluation, start=True, start_prompts=scale.evaluated, prompts=scale.evaluated
+        )
+        place = {"run_dir": str(directory), "init_from": start}
+        return dataclasses.replace(config, rl=run.change(rl), evaluation=evaluation, **place)
+
+    def _train(self, run: Run, config: RunConfig) -> Row:
+        """Trains, and returns the row."""
+        log, watched = Path(config.directory) / "metrics.jsonl", Watched()
+        began = time.perf_counter()
+
+        def spent() -> bool:
+            return sum(x["waste/tokens_generated"] for x in _metrics(log)) >= self.scale.budget
+
+        def made(trainer: RLTrainer) -> None:
+            selector = trainer.parts.prompts.selector
+            if run.arm == "oracle":
+                assert isinstance(selector, PosteriorSelector)
+                selector.prediction = TrueRates(trainer, self.scale.fresh)
+
+        with watched.watching(made):
+            if run_rl(config, enough=spent)["stopped"]:
+                raise SystemExit("stopped: the same command continues")
+        hard = too_hard(base_config(run.seed, self._cold(run), self.smoke))
+        row = {
+            "phase": run.phase,
+            "task": run.task,
+            "seed": run.seed,
+            "arm": run.arm,
+            "cell": run.cell.name,
+            "commit": experiments.commit(),
+            **self._account(config, watched.seconds),
+            "hard_drawn": round(float(np.mean([x in hard for x in watched.questions])), 4),
+        }
+        if run.phase in ("hard", "easy", "short"):
+            wide = dataclasses.replace(config.evaluation, k=self.scale.end)
+            last = str(Path(config.directory) / "checkpoints")
+            checkpoint = str(max(Path(last).glob("step_*")))
+            end = evaluate_weights(dataclasses.replace(config, evaluation=wide), checkpoint)
+            row["end"] = round(end.avg_at_k, 5)
+        experiments.forget_compiled()
+        return {**row, "wall_s": round(time.perf_counter() - began)}
+
+    def _account(self, config: RunConfig, selecting: Sequence[float]) -> Row:
+        """Returns the curve [[tokens, minutes, accuracy], ...] and the shares of a finished run."""
+        folder = Path(config.directory)
+        steps = _metrics(folder / "metrics.jsonl")
+        clocks = np.array([sum(x.get(f"time/{name}_s", 0.0) for name in CLOCKS) for x in steps])
+        clocks += np.resize(np.array([*selecting, 0.0]), len(steps)) if selecting else 0.0
+        minutes = np.cumsum(np.minimum(clocks, MOST_MEDIANS * np.median(clocks))) / 60
+        generated = np.array([x["waste/tokens_generated"] for x in steps])
+        tokens = np.cumsum(generated)
+        start = json.loads((folder / "evaluation_start" / "summary.json").read_text())
+        curve = [[0, 0.0, start["sets"]["heldout"]["avg_at_k"]]]
+        curve += [
+            [int(tokens[i]), round(float(minutes[i]), 4), x["eval/heldout/avg_at_k"]]
+            for i, x in enumerate(steps)
+            if "eval/heldout/avg_at_k" in x
+        ]
+        signals = ("verifier_signal", "prediction_signal", "entropy_signal", "none")
+        return {
+            "steps": len(steps),
+            "tokens": int(tokens[-1]),
+            "minutes": round(float(minutes[-1]), 4),
+            "curve": curve,
+            "uniform": round(1 - float(np.mean([x["groups/varied_frac"] for x in steps])), 4),
+            "signals": {
+                name: round(
+                    float(
+                        np.average(
+                            [x.get(f"waste/frac_{name}", 0.0) for x in steps], weights=generated
+                        )
+                    ),
+                    4,
+                )
+                for name in signals
+            },
+            "answer_tokens": round(float(np.mean([x["response_length/mean"] for x in steps])), 1),
+            "select_minutes": round(sum(selecting) / 60, 3),
+        }
+
+
+class TrueRates(Prediction):
+    """The rates of the candidates by fresh answers of the policy at each step: what no predictor
+    can know.
+    """
+
+    def __init__(self, trainer: RLTrainer, samples: int):
+        self._trainer, self._samples = trainer, samples
+        self._rates: dict[int, float] = {}
+
+    def prepare(self, prompts: Sequence[Prompt]) -> None:
+        """Answers the candidates."""
+        trainer = self._trainer
+        several = answers(
+            trainer.collect.engine,
+            trainer.parts.weights.params,
+            prompts,
+            trainer.parts.tokenizer,
+            trainer.collect.scorer,
+            samples=self._samples,
+            sampler=Sampler(trainer.config.rollout.temperature),
+            seed=trainer.config.seed + 7919 * (trainer.done_steps + 1),
+        )[1]
+        rates = [float(np.mean([score.reward for score in one])) for one in several]
+        self._rates = {x.id: rate for x, rate in zip(prompts, rates, strict=True)}
+
+    def priors(self, prompts: Sequence[Prompt]) -> np.ndarray:
+        """Returns alpha and beta, narrow about each known rate."""
+        rates = np.array([self._rates.get(prompt.id, 0.5) for prompt in prompts])
+        rates = np.clip(rates, 1e-3, 1 - 1e-3)
+        return ORACLE_SAMPLES * np.stack([rates, 1 - rates], axis=1)
+
+
+def _key(row: Row) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("phase", "task", "seed", "arm", "cell"))
+
+
+def _metrics(file: Path) -> list[dict[str, float]]:
+    lines = file.read_text().splitlines() if file.exists() else []
+    return [json.loads(line)["metrics"] for line in lines]
+
+
+def too_hard(labelled: RunConfig) -> set[str]:
+    """Returns the questions of the too hard training prompts."""
+    hard = {source.label for source in labelled.data.sources[-len(TOO_HARD) :]}
+    return {x.question for x in training_prompts(labelled) if x.label in hard}
+
+
+def tuned(experiment: Experiment, arm: str) -> Cell:
+    """Runs an arm's tuning, and returns its best cell."""
+    scale = experiment.scale
+    left, scores = list(CELLS[: scale.cells]), dict[Cell, list[float]]()
+    for seed, keep in zip(scale.tuning_seeds, (*KEPT, 1)):
+        runs = [Run("tuning", "hard", seed, arm, cell, TRIALS[arm]) for cell in left]
+        for cell, row in zip(left, experiment.all(runs), strict=True):
+            scores.setdefault(cell, []).append(score(row, scale.budget))
+        left = sorted(left, key=lambda cell: float(np.mean(scores[cell])))[:keep]
+    return left[0]
+
+
+def tuned_grpo(experiment: Experiment) -> tuple[Cell, Change]:
+    """Returns the setting of tuned GRPO."""
+    cell, other = tuned(experiment, "grpo"), optim(b2=0.999)
+    changes = {"grpo": TRIALS["grpo"], B2: compose(TRIALS["grpo"], other)}
+    best = min(changes, key=lambda arm: mean_score(experiment, "tuning", arm, cell, changes[arm]))
+    return cell, changes[best]
+
+
+def mean_score(experiment: Experiment, phase: str, arm: str, cell: Cell, change: Change) -> float:
+    """Runs an arm on the tuning seeds, and returns its mean score."""
+    runs = [Run(phase, "hard", seed, arm, cell, change) for seed in experiment.scale.tuning_seeds]
+    rows = experiment.all(runs)
+    return float(np.mean([score(row, experiment.scale.budget) for row in rows]))
+
+
+def candidate(experiment: Experiment) -> tuple[Cell, dict[str, Change]]:
+    """Runs the pieces, alone and then together; returns the candidate's cell and its pieces."""
+    cell = tuned(experiment, "recipe")
+    best = mean_score(experiment, "tuning", "recipe", cell, RECIPE)
+    alone = {
+        name: mean_score(experiment, "pieces", name, cell, compose(RECIPE, piece))
+        for name, piece in list(PIECES.items())[: experiment.scale.pieces]
+    }
+    chosen: dict[str, Change] = {}
+    for name in sorted(alone, key=lambda name: alone[name]):
+        together = {**chosen, name: PIECES[name]}
+        if alone[name] >= best and not chosen:
+            break
+        value = mean_score(
+            experiment, "pieces", " + ".join(together), cell, joined(RECIPE, *together.values())
+        )
+        if value >= best:
+            break
+        best, chosen = value, together
+    return cell, chosen
+
+
+def joined(*changes: Change) -> Change:
+    """Returns a change that makes all of them in turn."""
+    first, *rest = changes
+    for change in rest:
+        first = compose(first, change)
+    return first
+
+
+def results(experiment: Experiment, task: str, seeds: Sequence[int]) -> list[Run]:
+    """Returns the runs of a task's results on some seeds."""
+    plain, grpo = tuned_grpo(experiment)
+    cell, pieces = candidate(experiment)
+    best = joined(RECIPE, *pieces.values())
+    arms = {"grpo": (plain, grpo), "candidate": (cell, best)}
+    few: dict[str, tuple[Cell, Change]] = {}
+    if task == "hard":
+        arms |= {"hard deleted": (plain, grpo), "screening": (cell, screening(2, GROUP))}
+        arms |= {name: (cell, compose(best, change)) for name, change in CONTROLS.items()}
+        few |= {name: (cell, compose(best, change)) for name, change in FEW.items()}
+        few |= {name: (cell, compose(RECIPE, change)) for name, change in PIECES.items()}
+        few |= {"recipe": (cell, RECIPE), "stages": (plain, EARLIER["stages"].trials["growth x2"])}
+        few |= {"dapo": (tuned(experiment, "dapo"), TRIALS["dapo"])}
+    return [
+        Run(task, task, seed, arm, *setting)
+        for seed in seeds
+        for arm, setting in {**arms, **(few if seed in FEW_SEEDS else {})}.items()
+    ]
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Makes the runs of a phase that have no row yet, and prints the table."""
+    if argv is None:
+        tune_allocator()
+        keep_programs()
+    parser = rl_runs.parser(__doc__ or "", "unlabelled")
+    phases = ("cold", "tuning", "pieces", "hard", "easy", "short", "table")
+    parser.add_argument("phase", choices=phases)
+    parser.add_argument("--seeds", type=int, nargs="+", help="some of a phase of results")
+    parser.add_argument("--only", nargs="+", help="some arms of a phase of results")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    args = parser.parse_args(argv)
+    experiment = Experiment(Path(args.out), args.results, args.smoke)
+    if args.phase == "cold":
+        for seed in args.seeds:
+            run = Run("cold", "hard", seed, "grpo", CELLS[0], TRIALS["grpo"])
+            cold_start(experiment.cold_config(run))
+    elif args.phase == "tuning":
+        for arm in args.only or TRIALS:
+            print(arm, tuned(experiment, arm).name)
+        print(tuned_grpo(experiment)[0].name)
+    elif args.phase == "pieces":
+        cell, pieces = candidate(experiment)
+        print(cell.name, *pieces)
+    elif args.phase != "table":
+        seeds = args.seeds or (SEEDS if args.phase == "hard" else FEW_SEEDS)
+        runs = results(experiment, args.phase, seeds)
+        experiment.all([run for run in runs if not args.only or run.arm in args.only])
+    rows = experiments.finished(args.results)
+    print(report(rows))
+    plot(rows, args.results.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()
