@@ -53,9 +53,13 @@ RESULTS = "posterior_coverage.jsonl"
 def selector_of(run: str, config: RunConfig, prompts: Sequence[Prompt]) -> PosteriorSelector:
     """Returns the posteriors of a run's last checkpoint, whose training prompts these are."""
     rl, scale, seed = config.rl, config.rewards, config.seed
-    prediction = rl.predictor.start(PredictorInputs(prompts, seed))
     selector = prompt_selector(
-        rl.zero_variance, rl.group_size, scale, seed, prompts=prompts, prediction=prediction
+        rl.zero_variance,
+        rl.group_size,
+        scale,
+        seed,
+        prompts=prompts,
+        start=lambda: rl.predictor.start(PredictorInputs(prompts, seed)),
     )
     if not isinstance(selector, PosteriorSelector):
         raise SystemExit(f"{run}: its rl.zero_variance.posterior is off: it has no predictions")

@@ -24,6 +24,7 @@ from compass_jax.config import (
     RunConfig,
     ZeroVarianceConfig,
 )
+from compass_jax.data.predictors.label import Label
 from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.rl.objectives.grpo import Grpo
 
@@ -70,6 +71,7 @@ def mostly_hard_cpu() -> RunConfig:
             objective=Grpo(),
             step_policy=Screening(n0=2),
             zero_variance=ZeroVarianceConfig(posterior=True),
+            predictor=Label(),  # the measured values are of it
             optim=OptimConfig(learning_rate=1.5e-4, warmup_steps=8),
             eval_every=8,
             save_every=20,

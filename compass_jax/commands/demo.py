@@ -20,6 +20,7 @@ from rich.console import Console
 from compass_jax.aliases import JsonObject
 from compass_jax.commands.configured import SHIPPED, load_config
 from compass_jax.config import RunConfig, ZeroVarianceConfig
+from compass_jax.config.predictor import default_predictor
 from compass_jax.experience.paired import read_summary
 from compass_jax.report import read_metrics, run_report
 from compass_jax.report.metrics import Series, hours
@@ -215,6 +216,7 @@ def baseline_config(rl: RunConfig) -> RunConfig:
             replay="off",
             step_policy=None,
             zero_variance=ZeroVarianceConfig(),
+            predictor=default_predictor(),
         ),
         # the other run's start evaluation is used
         evaluation=dataclasses.replace(rl.evaluation, start=False),

@@ -38,5 +38,5 @@ class Predictor(Seam):
 
 
 def default_predictor() -> Predictor:
-    """Returns the prediction by the prompt's label."""
-    return seam_class(Predictor, "label")()
+    """Returns the prediction by the prompt's text."""
+    return seam_class(Predictor, "text")()

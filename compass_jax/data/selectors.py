@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from compass_jax.config import RewardConfig, SelectionConfig
 from compass_jax.config.curriculum import WHOLE_RUN, Stage
@@ -26,10 +26,10 @@ def prompt_selector(
     stage: Stage = WHOLE_RUN,
     measured: Iterable[Measured] = (),
     prompts: Iterable[Prompt] = (),
-    prediction: Prediction | None = None,
+    start: Callable[[], Prediction | None] = lambda: None,
 ) -> PromptSelector:
-    """Returns the configured selector. `measured` are pass rates from before the run; the last two
-    arguments are those of PosteriorSelector.
+    """Returns the configured selector. `measured` are pass rates from before the run. Posterior
+    selection reads `prompts`, and `start` starts its predictions.
     """
     if stage.mix is not None:
         return BandSelector(stage, PassRates(rewards, EARLIER, measured), seed)
@@ -38,7 +38,7 @@ def prompt_selector(
     if config.posterior:
         from compass_jax.data.posterior import PosteriorSelector
 
-        return PosteriorSelector(config, rewards, seed, measured, prompts, prediction)
+        return PosteriorSelector(config, rewards, seed, measured, prompts, start())
     if config.curriculum:
         return CurriculumSelector(group_size, PassRates(rewards, 0.0, measured), seed)
     return PromptSelector(seed)

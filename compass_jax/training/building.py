@@ -199,7 +199,7 @@ class Building:
             self.stage,
             measured,
             prompts,
-            self.rl.predictor.start(
+            lambda: self.rl.predictor.start(
                 PredictorInputs(prompts, config.seed, self._states, self._version)
             ),
         )

@@ -151,6 +151,22 @@ def test_prompts_without_labels_are_predicted_nearly_as_with_them(predictor):
     assert 0.85 <= inside[160:].mean() <= 0.95
 
 
+def test_labels_that_the_text_does_not_show_count_too():
+    """Questions say nothing of the kind; with labels unseen prompts are predicted as by label."""
+    pool = [replace(p, question=f"question {p.id}", label=str(KIND[p.id])) for p in POOL]
+    trained, unseen = pool[:800], pool[800:]
+    losses = {}
+    for name, predictor in {"label": Label(), "text": Text()}.items():
+        chosen = selector_of(predictor, trained)
+        train(chosen, trained, 30)
+        losses[name] = log_loss(chosen, unseen)
+    one_label = [replace(p, label="file") for p in trained]
+    chosen = selector_of(Text(), one_label)
+    train(chosen, one_label, 30)
+    losses["without"] = log_loss(chosen, [replace(p, label="file") for p in unseen])
+    assert losses["text"] < losses["label"] + 0.02 < losses["without"] - 0.1
+
+
 @pytest.mark.parametrize("predictor", [Text(), State(features=32, refresh=3)])
 def test_a_restored_run_draws_the_same_prompts(predictor):
     versions = [0]
@@ -227,7 +243,7 @@ def test_ngrams_take_digits_alike_and_the_hash_is_fixed():
     assert grams("What is 12 + 7?") == grams("what  is 98 + 3?")
     assert grams("a b")["p a b"] == 1 and grams("a b")["c a b"] == 1
     one = Text(features=16).start(PredictorInputs(POOL, 0)).features(POOL[:1])[0]
-    assert one.shape == (20,) and one[-1] == 1
+    assert one.shape == (52,) and one[-1] == 1 and not one[16:48].any()  # one label
     assert np.linalg.norm(one[:16]) == pytest.approx(1)
     # from the first implementation; other numbers would change resumed runs
     np.testing.assert_allclose(one[:3], EXPECTED, atol=1e-6)
@@ -253,6 +269,6 @@ def test_the_documented_predictor_of_ones_own_predicts(tmp_path):
     ],
 )
 def test_predictors_that_cannot_act_are_refused(changes, message):
-    rl = RLConfig(**{"predictor": Text(), **changes})
+    rl = RLConfig(**{"predictor": Label(), **changes})
     with pytest.raises(ConfigError, match=message.replace(".", r"\.")):
         rl.validate()

@@ -16,6 +16,7 @@ from jaxtyping import Float
 
 from compass_jax.config import Predictor
 from compass_jax.config.ranges import Range
+from compass_jax.data.difficulty import label_of
 from compass_jax.data.predictors.inputs import Prediction, PredictorInputs
 from compass_jax.data.predictors.regression import ByRegression
 from compass_jax.records import Prompt
@@ -24,6 +25,7 @@ SAMPLE = 1024  # prompts from which the frequencies of n-grams are counted
 SHORT = 512  # characters of a text whose n-grams of characters count
 CHARACTERS = range(1, 6)  # lengths of these n-grams
 SIZES = 4  # numbers beside the n-grams, the constant 1 included
+LABELS = 32  # features of labels, which more labels share
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Text(Predictor):
     """Predicts a prompt by Bayesian logistic regression on its text: n-grams of words and of
     characters (digits alike), weighted by log(1 + count) x inverse document frequency and hashed
     into `features` numbers of unit length, and the logarithms of its characters, numbers and
-    longest number.
+    longest number; where prompts have several labels, the label too.
     """
 
     features: Annotated[int, Range(16, 8192)] = 256
@@ -41,7 +43,7 @@ class Text(Predictor):
 
     def start(self, inputs: PredictorInputs) -> Prediction:
         """Returns the predictions."""
-        count = self.features + SIZES
+        count = self.features + LABELS + SIZES
         variance = np.full(count, self.std**2)
         return ByRegression(TextFeatures(inputs.prompts, self.features), variance)
 
@@ -57,17 +59,21 @@ class TextFeatures:
         self._frequency = Counter(gram for text in sample for gram in grams(text))
         sizes = np.array([_sizes(text) for text in sample or ("",)])
         self._middle, self._scale = sizes.mean(0), sizes.std(0)
+        labels = sorted({label_of(prompt) for prompt in prompts})
+        self._labels = {x: i % LABELS for i, x in enumerate(labels) if len(labels) > 1}
         self._known: dict[int, Float[np.ndarray, " d"]] = {}
 
     def __call__(self, prompts: Sequence[Prompt]) -> Float[np.ndarray, "n d"]:
         """Returns the features [n d], the last of them 1."""
         for prompt in prompts:
             if prompt.id not in self._known:
-                self._known[prompt.id] = self._of(prompt.question)
+                self._known[prompt.id] = self._of(prompt.question, label_of(prompt))
         return np.array([self._known[prompt.id] for prompt in prompts])
 
-    def _of(self, text: str) -> Float[np.ndarray, " d"]:
-        hashed = np.zeros(self._count)
+    def _of(self, text: str, label: str) -> Float[np.ndarray, " d"]:
+        hashed, labels = np.zeros(self._count), np.zeros(LABELS)
+        if label in self._labels:
+            labels[self._labels[label]] = 1.0
         for gram, number in grams(text).items():
             # crc32 is the same in every process and version, unlike hash()
             code = zlib.crc32(gram.encode())
@@ -76,7 +82,7 @@ class TextFeatures:
             hashed[(code >> 1) % self._count] += sign * math.log1p(number) * rarity
         length = float(np.linalg.norm(hashed)) or 1.0
         sizes = (_sizes(text) - self._middle) / np.where(self._scale > 0, self._scale, 1)
-        return np.concatenate([hashed / length, np.clip(sizes, -3, 3) / 3, [1.0]])
+        return np.concatenate([hashed / length, labels, np.clip(sizes, -3, 3) / 3, [1.0]])
 
 
 def grams(text: str) -> Counter[str]:
