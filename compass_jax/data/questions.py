@@ -427,7 +427,8 @@ def _task_rows(common: _Source, name: str, task: Task, key: str, seed: int) -> I
 
 def at_most(limit: int, available: Sequence[Question]) -> list[Question]:
     """Returns at most `limit` questions in their order, proportionally for each label, with largest
-    remainders; ties go to the earlier label.
+    remainders; ties go to the earlier label. Those of a label are evenly spaced, since rows of a
+    file may be in the order of their difficulty.
     """
     counts, total = Counter(one.label for one in available), max(1, len(available))
     limit = min(limit, len(available))
@@ -435,11 +436,12 @@ def at_most(limit: int, available: Sequence[Question]) -> list[Question]:
     by_remainder = sorted(counts, key=lambda label: -(limit * counts[label] % total))
     for label in by_remainder[: limit - sum(shares.values())]:
         shares[label] += 1
-    chosen = []
+    places = {label: {i * counts[label] // n for i in range(n)} for label, n in shares.items()}
+    chosen, seen = list[Question](), Counter[str]()
     for one in available:
-        if shares[one.label] > 0:
-            shares[one.label] -= 1
+        if seen[one.label] in places[one.label]:
             chosen.append(one)
+        seen[one.label] += 1
     return chosen
 
 

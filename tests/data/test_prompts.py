@@ -97,7 +97,8 @@ def test_heldout_shares_are_proportional(tokenizer, caplog):
     for label, count in available.items():
         chosen = [p.question for p in chosen_prompts if p.label == label]
         assert abs(len(chosen) - 40 * count / len(pool)) < 1
-        assert chosen == [q.text for q in pool if q.label == label][: len(chosen)]
+        of_label = [q.text for q in pool if q.label == label]
+        assert chosen == [of_label[i * count // len(chosen)] for i in range(len(chosen))]
     usual, notices = DataConfig(sources=(EASY,), heldout_frac=0.25), []
     assert available["easy"] < usual.eval_prompts  # the default, so no notice is due
     assert len(heldout_prompts(usual, tokenizer, 0, notices.append)) == available["easy"]

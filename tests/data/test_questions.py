@@ -10,7 +10,7 @@ from benchmarks.tokenizer_training import train_tokenizer
 from compass_jax.config import DataConfig, FileSource
 from compass_jax.data.files import DataError
 from compass_jax.data.prompts import train_prompts
-from compass_jax.data.questions import questions
+from compass_jax.data.questions import Question, at_most, questions
 
 GOOD = b'{"prompt": "1+1?", "answer": "2"}\n'
 
@@ -215,3 +215,14 @@ def test_an_answer_of_many_digits_is_kept_whole(tmp_path):
     path = tmp_path / "rows.jsonl"
     path.write_text('{"prompt": "2^9999?", "answer": ' + "9" * 4000 + "}\n")
     assert questions(DataConfig(sources=(FileSource(str(path)),)), 0)[0].answer == "9" * 4000
+
+
+def test_few_held_out_rows_of_a_file_in_the_order_of_difficulty_are_of_all_difficulties():
+    def rows(labels):
+        return [
+            Question(i, 0, x, f"q{i}", (), "", "", True, f"q{i}") for i, x in enumerate(labels)
+        ]
+
+    assert [x.id for x in at_most(9, rows("a" * 90))] == list(range(0, 90, 10))
+    assert [x.id for x in at_most(6, rows("a" * 30 + "b" * 60))] == [0, 15, 30, 45, 60, 75]
+    assert at_most(200, rows("ab" * 9)) == rows("ab" * 9)
