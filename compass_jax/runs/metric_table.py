@@ -69,6 +69,8 @@ Measured where predicted | share of right answers | share
     posterior/measured_80 | 80 to 100% | blue
 Entropy of the policy | nats per token | linear
     entropy_nats | entropy | orange
+    entropy/right | right answers | green
+    entropy/wrong | wrong answers | red
 Response length | tokens | linear
     response_length/mean | mean | blue
     response_length/max | longest | sky
@@ -132,6 +134,8 @@ reward/gap_violations [groups]: Groups with two rewards closer than rewards.smal
     it than the penalties' sum (with shaping).
 label/<label>/pass_rate [share]: Right responses to a label's prompts in the step, of those whose
     reward is known; logged where the data has 2 to 32 labels.
+label/<label>/entropy_nats [nats]: Mean entropy of the tokens of a label's responses, over those that
+    the step's passes scored.
 label/<label>/length_mean_tokens [tokens]: Mean length of the responses to a label's prompts in the
     step.
 groups/between_frac [share]: Groups whose known rewards, two or more, are all equal and neither
@@ -217,6 +221,9 @@ zero_gradient_updates [updates]: Updates of the step whose gradient was 0, since
     advantage. They changed neither weights nor moments; the learning-rate schedule counts them.
 entropy_nats [nats]: Mean entropy of the policy at the generated tokens. Of the responses without a
     backward pass it may be estimated from a micro-batch of them.
+entropy/right [nats]: Mean entropy of the tokens of right responses (rewards.right_at), over those
+    that the step's passes scored: groups without an advantage may be missing.
+entropy/wrong [nats]: The same of wrong responses.
 policy/kl_k3 [nats]: KL divergence of the old policy from the present one, k3 estimate per token.
 policy/ref_kl_k3 [nats]: KL divergence from the reference policy, k3 estimate per token.
 policy/clip_frac [share]: Tokens whose ratio the objective clipped.

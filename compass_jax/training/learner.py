@@ -75,8 +75,8 @@ class Learner:
         # called after each micro-batch of `train` with (done, total), those of the pass for old
         # log-probs and of every epoch counted
         self.progress: Callable[[int, int], None] | None = None
-        # mean advantage of each response `[b]` in the rollout that `train` was last given
-        self.advantage = np.zeros(0)
+        # mean advantage and entropy of each response `[b]` in the rollout that `train` was last given
+        self.advantage, self.entropy = np.zeros(0), np.zeros(0)
         # Controls, of which other values compile nothing again: factor of the learning rate,
         # temperature of the policy, AdamW's betas (None: those of the settings).
         self.rate, self.temperature = 1.0, config.rollout.temperature
@@ -169,6 +169,7 @@ class Learner:
         # Advantages depend on the old policy only, so those of later updates are known by now.
         prepared = [(update, *self.prepare(scored, update.rows)) for update in plan.updates]
         self.advantage = np.concatenate([x.of_responses() for _, x, _ in prepared])
+        self.entropy = scored.entropy_of_responses()
         if trace is not None:
             trace.begin(scored, [(update.rows, x) for update, x, _ in prepared])
         # The first update begins at the scored policy, where every ratio is 1: nothing to trace.

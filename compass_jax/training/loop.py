@@ -156,7 +156,7 @@ class RLTrainer:
         except TrainingStopped:
             # It came before the first update, so the groups are still in the buffer.
             return None
-        step.advantage = self.learner.advantage
+        step.advantage, step.entropy = self.learner.advantage, self.learner.entropy
         self.hooks.finish(Hook.after_update, step)
 
         # 4. Sync. From here on the step is done: the next rollout has the new weights.

@@ -71,6 +71,14 @@ class Scored:
         )
         return UpdateRows(*inputs)
 
+    def entropy_of_responses(self) -> np.ndarray:
+        """Returns the mean entropy of each response's generated tokens `[b]`, in nats; NaN for one
+        that no pass has scored.
+        """
+        mask = self.arrays.mask
+        total = np.where(mask, self.old_entropy, 0).sum(1, dtype=np.float64)
+        return np.where(total > 0, total / np.maximum(mask.sum(1), 1), np.nan)
+
     def update_of(self, rows: slice) -> UpdatePlan:
         """Returns the plan of the update of these rows. Raises ValueError where there is none."""
         for update in self.plan.updates:

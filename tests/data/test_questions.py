@@ -219,9 +219,7 @@ def test_an_answer_of_many_digits_is_kept_whole(tmp_path):
 
 def test_few_held_out_rows_of_a_file_in_the_order_of_difficulty_are_of_all_difficulties():
     def rows(labels):
-        return [
-            Question(i, 0, x, f"q{i}", (), "", "", True, f"q{i}") for i, x in enumerate(labels)
-        ]
+        return [Question(i, 0, x, f"q{i}", (), "", "", True, f"q{i}") for i, x in enumerate(labels)]
 
     assert [x.id for x in at_most(9, rows("a" * 90))] == list(range(0, 90, 10))
     assert [x.id for x in at_most(6, rows("a" * 30 + "b" * 60))] == [0, 15, 30, 45, 60, 75]

@@ -376,8 +376,13 @@ def test_with_a_prediction_every_row_has_a_gradient_however_rows_are_laid_out(ad
         config = evolve(CONFIG, rl={**common, **settings})
         params = init_params(config.model, config.compute, jax.random.key(0))
         learner = Learner.start(config.learner, Transformer(config.model, config.compute), params)
-        metrics = learner.train(recorded(0))
+        scored, arrays = learner.score(recorded(0)), recorded(0)
+        metrics = learner.train(arrays)
         assert metrics["train/idle_frac"] == 0 and not np.isclose(learner.advantage, 0).any()
+        for entropy, values, mask in zip(
+            learner.entropy, scored.old_entropy, arrays.mask, strict=True
+        ):
+            assert entropy == pytest.approx(values[mask].mean(), rel=1e-5)
         for rows in learner.updates:
             of_update = learner.advantage[rows]
             assert of_update.mean() == pytest.approx(0, abs=1e-6)

@@ -49,6 +49,7 @@ class StepRecord:
     arrays: StepArrays | None = None
     trace: TokenTrace | None = None  # of the tokens that are logged
     advantage: np.ndarray = field(default_factory=lambda: np.zeros(0))  # [b], of each response
+    entropy: np.ndarray = field(default_factory=lambda: np.zeros(0))  # [b], nats; NaN: not scored
     rate: float = 1.0  # factor of the learning rate of the step's updates
     metrics: dict[str, float] = field(default_factory=dict)
     histograms: dict[str, Bins] = field(default_factory=dict)
