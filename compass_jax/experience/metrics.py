@@ -122,6 +122,25 @@ def label_inversion(
     }
 
 
+def entropy_metrics(
+    arrays: StepArrays, entropy: np.ndarray, right_at: float, labels: Sequence[str]
+) -> dict[str, float]:
+    """Returns the mean entropy (nats) of right and of wrong responses, and of each label's, without
+    an entry where no response was scored.
+
+    Args:
+        entropy: of each response `[b]`, NaN for one that was not scored.
+        labels: those of the groups; empty: no entries by label.
+    """
+    right = arrays.reward >= right_at
+    parts = {"entropy/right": arrays.known & right, "entropy/wrong": arrays.known & ~right}
+    for label in dict.fromkeys(labels):
+        places = [g for g, one in enumerate(labels) if one == label]
+        parts[f"label/{label}/entropy_nats"] = np.isin(arrays.group, places)
+    scored = {name: entropy[rows & np.isfinite(entropy)] for name, rows in parts.items()}
+    return {name: float(values.mean()) for name, values in scored.items() if len(values)}
+
+
 def staleness(groups: list[Group], step: int) -> dict[str, float]:
     """Returns the updates between the weights that sampled a token and those that train on it: the
     mean over generated tokens, and the maximum.

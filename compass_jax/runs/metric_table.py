@@ -134,8 +134,8 @@ reward/gap_violations [groups]: Groups with two rewards closer than rewards.smal
     it than the penalties' sum (with shaping).
 label/<label>/pass_rate [share]: Right responses to a label's prompts in the step, of those whose
     reward is known; logged where the data has 2 to 32 labels.
-label/<label>/entropy_nats [nats]: Mean entropy of the tokens of a label's responses, over those that
-    the step's passes scored.
+label/<label>/entropy_nats [nats]: Mean entropy of the tokens of a label's responses, over those
+    that the step's passes scored.
 label/<label>/length_mean_tokens [tokens]: Mean length of the responses to a label's prompts in the
     step.
 groups/between_frac [share]: Groups whose known rewards, two or more, are all equal and neither

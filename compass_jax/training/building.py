@@ -41,7 +41,7 @@ from compass_jax.training.hand_over import RolloutWeights, WeightTransport, tran
 from compass_jax.training.hooks.base import Hook, Hooks
 from compass_jax.training.hooks.callbacks import Callbacks
 from compass_jax.training.hooks.drafts import DraftAccount
-from compass_jax.training.hooks.entropy import EntropyMetrics
+from compass_jax.training.hooks.entropy import EntropyWatch
 from compass_jax.training.hooks.guard import Guard
 from compass_jax.training.hooks.notices import Notices
 from compass_jax.training.hooks.own import own_hooks
@@ -218,7 +218,7 @@ class Building:
         if rl.drafts is not None:
             yield DraftAccount()
         yield StepMetrics(prompts, config.rewards, rl.shaping, self.stage)
-        yield EntropyMetrics(config.rewards, prompts.labels, notices.print_of_kind)
+        yield EntropyWatch(notices.print_of_kind)
         if rl.optim.schedule_tokens or rl.optim.rate_by_groups:
             yield RateFactors(rl.optim, rl.prompts_per_step)
         steady = rl.zero_variance.posterior

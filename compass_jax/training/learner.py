@@ -75,7 +75,7 @@ class Learner:
         # called after each micro-batch of `train` with (done, total), those of the pass for old
         # log-probs and of every epoch counted
         self.progress: Callable[[int, int], None] | None = None
-        # mean advantage and entropy of each response `[b]` in the rollout that `train` was last given
+        # means of each response `[b]` in the rollout that `train` was last given
         self.advantage, self.entropy = np.zeros(0), np.zeros(0)
         # Controls, of which other values compile nothing again: factor of the learning rate,
         # temperature of the policy, AdamW's betas (None: those of the settings).

@@ -1,62 +1,34 @@
-"""The entropy of a step's responses by label and by verdict, and a notice where it collapses."""
+"""A notice where the policy's entropy collapses."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable
 
 import numpy as np
-from jaxtyping import Bool
 
 from compass_jax.aliases import JsonObject
-from compass_jax.config import RewardConfig
-from compass_jax.data.difficulty import label_of
 from compass_jax.training.hooks.base import Hook, StepRecord
-from compass_jax.training.hooks.step_metrics import MAX_LABELS
 
 FIRST, LATEST = 4, 8  # steps of the mean at the start, and of the latest mean
 COLLAPSED = 0.25  # share of the first steps' entropy
 
 
-class EntropyMetrics(Hook):
-    """Adds the mean entropy of right and wrong responses, and of each label's, over those that the
-    step's passes scored. Tells once where the policy's entropy falls below COLLAPSED times that of
-    the run's first steps.
+class EntropyWatch(Hook):
+    """Tells once where the policy's entropy falls below COLLAPSED times that of the run's first
+    steps. `tell` prints the first notice of a kind.
     """
 
     name = "entropy"
 
-    def __init__(
-        self, rewards: RewardConfig, labels: Collection[str], tell: Callable[[str, str], None]
-    ):
-        """Creates the hook of a run with these labels; `tell` prints the first notice of a kind."""
-        self._right_at, self._tell = rewards.right_at, tell
-        self._by_label = 1 < len(labels) <= MAX_LABELS
+    def __init__(self, tell: Callable[[str, str], None]):
+        self._tell = tell
         self._first: list[float] = []
         self._latest: list[float] = []
 
     def on_metrics(self, step: StepRecord) -> None:
-        """Adds the metrics, and tells of a collapse."""
-        for name, rows in self._parts(step):
-            values = step.entropy[rows & np.isfinite(step.entropy)]
-            if len(values):
-                step.metrics[name] = float(values.mean())
-        self._watch(step.metrics.get("entropy_nats", math.nan))
-
-    def _parts(self, step: StepRecord) -> Iterator[tuple[str, Bool[np.ndarray, " b"]]]:
-        """Yields (metric, rows of its responses)."""
-        arrays = step.filled
-        known, right = arrays.known, arrays.reward >= self._right_at
-        yield "entropy/right", known & right
-        yield "entropy/wrong", known & ~right
-        if not self._by_label:
-            return
-        labels = [label_of(group.prompt) for group in step.trained]
-        for label in dict.fromkeys(labels):
-            places = [g for g, one in enumerate(labels) if one == label]
-            yield f"label/{label}/entropy_nats", np.isin(arrays.group, places)
-
-    def _watch(self, entropy: float) -> None:
+        """Compares the latest steps with the first ones."""
+        entropy = step.metrics.get("entropy_nats", math.nan)
         if not math.isfinite(entropy):
             return
         if len(self._first) < FIRST:

@@ -10,6 +10,7 @@ from compass_jax.data.difficulty import label_of
 from compass_jax.experience.assemble import repetition
 from compass_jax.experience.metrics import (
     earlier_metrics,
+    entropy_metrics,
     group_metrics,
     label_inversion,
     label_metrics,
@@ -74,6 +75,9 @@ class StepMetrics(Hook):
     def on_metrics(self, step: StepRecord) -> None:
         """Adds what the update has shown, and the step's histograms."""
         step.metrics |= label_inversion(step.trained, step.filled, step.advantage)
+        labels = [label_of(group.prompt) for group in step.trained] if self._by_label else []
+        right_at = self._rewards.right_at
+        step.metrics |= entropy_metrics(step.filled, step.entropy, right_at, labels)
         step.metrics["memory/peak_gib"] = peak_bytes() / 2**30
         step.histograms = step_histograms(step.groups)
 
