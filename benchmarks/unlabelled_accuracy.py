@@ -13,7 +13,7 @@ they then answer with a bare number: uniform groups cost little.
 
 Run. 160 thousand generated tokens; those of evaluations do not count. Every arm evaluates the
 averaged weights (rl.optim.average 0.95), but for the arm `no average`: at the start, and about
-every 10 thousand tokens on 240 held-out prompts, two answers each; in the phases of results the
+every 16 thousand tokens on 240 held-out prompts, two answers each; in the phases of results the
 end has eight answers each. Cosine decays over the 160 thousand tokens.
 
 Score of a tuning run: the tokens to the first passage of start + 0.03, + 0.06 and + 0.09, by the
@@ -115,7 +115,7 @@ class Scale(NamedTuple):
     """The size of a run."""
 
     budget: int = 160_000  # generated tokens
-    every: int = 10_000  # tokens between two evaluations
+    every: int = 16_000  # tokens between two evaluations
     evaluated: int = 240  # prompts of an evaluation
     end: int = 8  # answers of each at the end
     fresh: int = 8  # answers of each candidate that the oracle has
@@ -261,6 +261,7 @@ class Experiment:
         data, scale, cell = config.data, self.scale, run.cell
         if run.task == "easy":
             data = dataclasses.replace(data, sources=data.sources[: -len(TOO_HARD)])
+        data = dataclasses.replace(data, eval_prompts=scale.evaluated)
         config = dataclasses.replace(config, data=data)
         if run.arm != "labels":
             config = without_labels(config)
@@ -284,7 +285,7 @@ class Experiment:
             eval_every=max(1, round(scale.every / per_step)),
         )
         evaluation = dataclasses.replace(
-            config.evaluation, start=True, start_prompts=scale.evaluated, prompts=scale.evaluated
+            config.evaluation, start=True, start_prompts=scale.evaluated
         )
         place = {"run_dir": str(directory), "init_from": start}
         return dataclasses.replace(config, rl=run.change(rl), evaluation=evaluation, **place)
