@@ -180,3 +180,14 @@ def test_a_resumed_guard_compares_with_the_same_evaluation():
     again.restore(json.loads(json.dumps(guard.state())), 20)
     evaluated(again, 40, 0.3, seed=2)
     assert len(said) == 1 and "from step 10 to step 40" in said[0][1]
+
+
+def test_a_run_that_learnt_and_then_stands_still_for_a_third_of_its_steps_is_told():
+    """From 0.3 to 0.6 in 60 steps, then nothing: at step 90 the evaluation of step 60 decides."""
+    said = []
+    guard = Guard(GuardConfig(window=16), 200, RewardConfig(), lambda *x: said.append(x), True)
+    for step in range(0, 100, 10):
+        evaluated(guard, step, 0.3 + 0.3 * min(step, 60) / 60, seed=step)
+        assert not (said and step < 90)
+    assert "from step 60 to step 90" in said[0][1]
+    assert len(guard.state()["evaluations"]) <= 5  # no more than the next ones need

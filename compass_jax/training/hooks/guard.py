@@ -86,8 +86,8 @@ class Guard(Hook):
         # Steps without a gold label have no audit, so the window can span more steps than audits.
         self._audited_steps: list[int] = []
         self._losses: list[float] = []
-        # step and mean reward of each prompt, by its id, of the first whole evaluation
-        self._first: tuple[int, dict[str, float]] | None = None
+        # step and mean reward of each prompt, by its id, of whole evaluations, the oldest first
+        self._evaluations: list[tuple[int, dict[str, float]]] = []
         self.parted, self.last_sound, self.ended = 0, 0, False
 
     def on_metrics(self, step: StepRecord) -> None:
@@ -95,7 +95,7 @@ class Guard(Hook):
         step.metrics |= self.of_step(step.number, step.groups, step.metrics)
 
     def on_evaluation(self, number: int, rewards: Mapping[str, float]) -> None:
-        """Compares the held-out prompts' rewards with those of the first evaluation."""
+        """Compares the held-out prompts' rewards with those of an earlier evaluation."""
         self.of_evaluation(number, rewards)
 
     def of_step(
@@ -112,17 +112,19 @@ class Guard(Hook):
         return self._of_loss() | self._of_mean() | self._of_audits(step)
 
     def of_evaluation(self, step: int, rewards: Mapping[str, float]) -> None:
-        """Compares the mean reward of each held-out prompt, by its id, with that of the first
-        evaluation; prints a notice if after a window of steps or more it has hardly risen, and is
-        not near the best reward.
+        """Compares the mean reward of each held-out prompt, by its id, with that of the latest
+        evaluation in the run's first two thirds so far; prints a notice if after a window of steps
+        or more it has hardly risen, and is not near the best reward.
 
         Does so only if `steady`: otherwise the training's rewards show whether the run learns.
         """
         if not self._steady:
             return
-        if self._first is None:
-            self._first = step, dict(rewards)
-        start_step, first = self._first
+        self._evaluations.append((step, dict(rewards)))
+        latest = min(2 * step / 3, step - self.config.window)
+        while len(self._evaluations) > 1 and self._evaluations[1][0] <= latest:
+            del self._evaluations[0]
+        start_step, first = self._evaluations[0]
         gains = np.array([rewards[key] - first[key] for key in first if key in rewards])
         if step - start_step < self.config.window or gains.size < MIN_EVALUATED:
             return
@@ -204,7 +206,7 @@ class Guard(Hook):
             "audits": [list(one) for one in self._audits],
             "audited_steps": self._audited_steps,
             "losses": self._losses,
-            "first_evaluation": self._first,
+            "evaluations": self._evaluations,
             "parted": self.parted,
             "last_sound": self.last_sound,
             "ended": self.ended,
@@ -219,8 +221,7 @@ class Guard(Hook):
         latest_steps = [*range(step - len(self._audits) + 1, step + 1)]
         self._audited_steps = state.get("audited_steps", latest_steps)[-size:]
         self._losses = state.get("losses", [])[-size:]
-        evaluated = state.get("first_evaluation")
-        self._first = (evaluated[0], dict(evaluated[1])) if evaluated else None
+        self._evaluations = [(number, dict(x)) for number, x in state.get("evaluations", [])]
         self.ended = state.get("ended", False)
         # parted before the action became restore: the next test decides
         is_over = self.config.action == "restore" and not self.ended
