@@ -44,13 +44,13 @@ def smoothed(row: Row, cost: int = 0) -> list[list[float]]:
     return means_over(curve, WINDOW_SHARE * curve[-1][0])
 
 
-def score(row: Row, budget: float) -> float:
-    """Returns the mean over LEVELS of the tokens to the start's accuracy + the level; the budget
-    for one that is not reached.
+def score(row: Row, cost: int = 0) -> float:
+    """Returns the mean over LEVELS of the tokens (cost 0) or minutes (1) to the start's accuracy +
+    the level; those of the whole run for one that is not reached.
     """
-    means, start = smoothed(row), row["curve"][0][2]
+    means, start = smoothed(row, cost), row["curve"][0][2]
     passages = (first_passage(means, start + level) for level in LEVELS)
-    return float(np.mean([budget if x is None else min(x, budget) for x in passages]))
+    return float(np.mean([means[-1][0] if x is None else x for x in passages]))
 
 
 def passage(row: Row, base: Row, cost: int) -> tuple[float, bool]:
@@ -149,7 +149,7 @@ def report(rows: Sequence[Row], answers: int = 480) -> str:
         lines += ["| tuning | setting | thousand tokens to the levels, by seed |", "|---|---|---|"]
         kinds = dict.fromkeys((row["arm"], row["cell"]) for row in tuning)
         scored = {
-            kind: [score(x, 160_000) / 1e3 for x in tuning if (x["arm"], x["cell"]) == kind]
+            kind: [score(x) / 1e3 for x in tuning if (x["arm"], x["cell"]) == kind]
             for kind in kinds
         }
         for kind in sorted(kinds, key=lambda x: (x[0], -len(scored[x]), np.mean(scored[x]))):
