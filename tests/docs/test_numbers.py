@@ -7,7 +7,7 @@ from statistics import mean, median
 
 import pytest
 
-from benchmarks import drafts, plans
+from benchmarks import drafts, parity, plans
 from benchmarks.targets import means_of_evaluations
 from benchmarks.tokens_report import interval, over_window, ratios
 
@@ -34,6 +34,32 @@ def test_router_replay():
         gap = {p["mode"]: p["recorded"]["logp_abs_diff"] for p in points}
         ratios.append(gap["off"] / gap["R3"])
     assert f"{mean(ratios):.1f} times smaller" in PAGE
+
+
+def test_parity_with_trl():
+    found = parity.difference(rows("parity.jsonl"), "moe")
+    section = PAGE.split("python -m benchmarks.parity")[1].split("\n\nThe orders")[0]
+    accuracy, reward = found["avg_at_4"], found["reward"]
+    for side, name in (("ours", "ours"), ("trl", "TRL")):
+        assert f"| {name} | 8 | {accuracy[side]:.3f} | {reward[side]:.3f} |" in section
+    for of in (accuracy, reward):
+        gap = of["ours"] - of["trl"]
+        assert re.search(rf"{gap:+.3f} \({of['low']:.3f} to {of['high']:.3f}\)", section)
+    assert found["seeds"] == [8, 8]
+
+
+def test_predictors():
+    """The table of docs/howto/predictor.md, seeds 200 and 201."""
+    page = (ROOT / "docs" / "howto" / "predictor.md").read_text()
+    for arm, name in (("text", "`text`"), ("state", "`state`"), ("labels", "`label`, with")):
+        runs = sorted(
+            (r for r in rows("unlabelled_predictors.jsonl") if r["arm"] == arm),
+            key=lambda r: r["seed"],
+        )
+        (line,) = [x for x in page.splitlines() if x.startswith(f"| {name}") and "%" in x]
+        assert ", ".join(f"{r['log_loss']:.3f}" for r in runs) in line
+        for size in ("coverage_90", "impossible_drawn"):
+            assert ", ".join(f"{100 * r[size]:.0f}" for r in runs) + "%" in line
 
 
 STAGES = {
