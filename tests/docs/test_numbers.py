@@ -44,7 +44,7 @@ def test_parity_with_trl():
         assert f"| {name} | 8 | {accuracy[side]:.3f} | {reward[side]:.3f} |" in section
     for of in (accuracy, reward):
         gap = of["ours"] - of["trl"]
-        assert re.search(rf"{gap:+.3f} \({of['low']:.3f} to {of['high']:.3f}\)", section)
+        assert f"{gap:+.3f} ({of['low']:.3f} to {of['high']:.3f})" in section
     assert found["seeds"] == [8, 8]
 
 
