@@ -24,7 +24,8 @@ tuning, seeds 300 to 302, which no result uses. GRPO, DAPO (dynamic sampling in 
     and the recipe (posterior selection by the prompt's text, screening 2 of 4), each over rate
     7.5e-5, 1.5e-4, 3e-4 x constant or cosine x 16 or 32 prompts of four samples: all twelve on seed
     300 (begun one step of the rate lower, at 3.75e-5, where GRPO was worse than at 7.5e-5, and at
-    7.5e-5 worse than at 1.5e-4; those rows stay), the best six on 301, the best three on 302; of
+    7.5e-5 worse than at 1.5e-4; those rows stay), and on while the best rate is the highest one two
+    cells of twice that rate, constant and cosine; the best six on 301, the best three on 302; of
     those whose mean score is at most 5% above the best, the one with the fewest minutes to the
     levels is the arm's setting. Then GRPO's with b2 = 0.999 on 300 to 302: the better one is tuned
     GRPO. (Clip-higher has no effect here: with one update a step every ratio is 1.)
@@ -124,9 +125,10 @@ class Scale(NamedTuple):
     cells: int = 12
     tuning_seeds: tuple[int, ...] = (300, 301, 302)
     pieces: int = 7
+    most_rate: float = 2.4e-3  # at which tuning goes no further
 
 
-FULL, SMOKE = Scale(), Scale(400, 200, 4, 2, 2, 1, (300,), 2)
+FULL, SMOKE = Scale(), Scale(400, 200, 4, 2, 2, 1, (300,), 2, 1e-4)
 
 
 class Cell(NamedTuple):
@@ -416,19 +418,42 @@ def too_hard(labelled: RunConfig) -> set[str]:
     return {x.question for x in training_prompts(labelled) if x.label in hard}
 
 
+class Tuning:
+    """The runs of an arm's tuning, and their mean scores."""
+
+    def __init__(self, experiment: Experiment, arm: str):
+        self.experiment, self.arm = experiment, arm
+        self.rows: dict[Cell, list[Row]] = {}
+
+    def run(self, cells: Sequence[Cell], seed: int) -> None:
+        """Runs cells with a seed."""
+        runs = [Run("tuning", "hard", seed, self.arm, cell, TRIALS[self.arm]) for cell in cells]
+        for cell, row in zip(cells, self.experiment.all(runs), strict=True):
+            self.rows.setdefault(cell, []).append(row)
+
+    def mean(self, cell: Cell, cost: int = 0) -> float:
+        """Returns the mean score of a cell."""
+        return float(np.mean([score(row, cost) for row in self.rows[cell]]))
+
+    def best(self, cells: Sequence[Cell], most: int) -> list[Cell]:
+        """Returns the `most` best cells, the best first."""
+        return sorted(cells, key=self.mean)[:most]
+
+
 def tuned(experiment: Experiment, arm: str) -> Cell:
     """Runs an arm's tuning, and returns its best cell."""
-    scale = experiment.scale
-    left, rows = list(CELLS[: scale.cells]), dict[Cell, list[Row]]()
-    tokens: dict[Cell, float] = {}
-    for seed, keep in zip(scale.tuning_seeds, (*KEPT, len(CELLS))):
-        runs = [Run("tuning", "hard", seed, arm, cell, TRIALS[arm]) for cell in left]
-        for cell, row in zip(left, experiment.all(runs), strict=True):
-            rows.setdefault(cell, []).append(row)
-        tokens = {cell: float(np.mean([score(row) for row in rows[cell]])) for cell in left}
-        left = sorted(left, key=lambda cell: tokens[cell])[:keep]
-    best = [cell for cell in left if tokens[cell] <= NEAR * tokens[left[0]]]
-    return min(best, key=lambda cell: float(np.mean([score(row, 1) for row in rows[cell]])))
+    scale, tuning = experiment.scale, Tuning(experiment, arm)
+    left = list(CELLS[: scale.cells])
+    tuning.run(left, scale.tuning_seeds[0])
+    while (top := tuning.best(left, 1)[0]).rate == max(x.rate for x in left) < scale.most_rate:
+        faster = [top._replace(rate=2 * top.rate, schedule=x) for x in ("constant", "cosine")]
+        tuning.run(faster, scale.tuning_seeds[0])
+        left += faster
+    for seed, kept in zip(scale.tuning_seeds[1:], KEPT):
+        left = tuning.best(left, kept)
+        tuning.run(left, seed)
+    near = [x for x in left if tuning.mean(x) <= NEAR * tuning.mean(tuning.best(left, 1)[0])]
+    return min(near, key=lambda cell: tuning.mean(cell, 1))
 
 
 def tuned_grpo(experiment: Experiment) -> tuple[Cell, Change]:
