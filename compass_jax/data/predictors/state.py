@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, NamedTuple
 
@@ -33,10 +33,8 @@ class State(Predictor):
     """Number of projected features."""
     std: Annotated[float, Range(0, 100, above=True)] = 4.0
     """Prior standard deviation of a weight (logits)."""
-    refresh: Count = 8
-    """Age in policy versions from which features are computed again: those of candidates, and at a
-    step of up to as many prompts with outcomes, the oldest first.
-    """
+    refresh: Count = 64
+    """Age in policy versions from which a candidate's features are computed again."""
 
     def start(self, inputs: PredictorInputs) -> Prediction:
         """Returns the predictions."""
@@ -61,24 +59,18 @@ class StateFeatures:
     def __init__(self, inputs: PredictorInputs, count: int, refresh: int):
         self.count = count
         self._inputs, self._refresh = inputs, refresh
-        self._prompts = {prompt.id: prompt for prompt in inputs.prompts}
         self._matrix: Float[np.ndarray, "h d"] | None = None
         self._fitted: dict[int, Features] = {}  # by the prompt's id
         self._fresh: dict[int, Features] = {}
 
-    def prepare(self, prompts: Sequence[Prompt], sampled: Container[int] = ()) -> None:
-        """Computes the features of prompts without any, or with old ones, and of as many of those
-        `sampled` (ids) with the oldest ones. A second call in a step computes nothing again.
-        """
+    def prepare(self, prompts: Sequence[Prompt]) -> None:
+        """Computes the features of prompts without any, or with old ones."""
         now, known = self._inputs.version(), self._fitted | self._fresh
-
-        def is_old(features: Features) -> bool:
-            return now - features.version >= self._refresh
-
-        again = [x for x, features in self._fitted.items() if x in sampled and is_old(features)]
-        asked = {prompt.id: prompt for prompt in prompts}
-        asked |= {x: self._prompts[x] for x in again[: len(prompts)] if x in self._prompts}
-        old = {x: prompt for x, prompt in asked.items() if x not in known or is_old(known[x])}
+        old = {
+            prompt.id: prompt
+            for prompt in prompts
+            if prompt.id not in known or now - known[prompt.id].version >= self._refresh
+        }
         if not old:
             return
         rows = self._project(self._inputs.states([*old.values()]))
@@ -106,8 +98,9 @@ class StateFeatures:
         """Returns the features [n d], the last of them 1. States have a large part in common, so
         they are centred on their mean; the mean square length is 1.
         """
-        self.prepare([x for x in prompts if x.id not in self._fitted and x.id not in self._fresh])
-        known = self._fresh | self._fitted  # new ones of a fitted prompt join with the outcomes
+        known = self._fitted | self._fresh
+        self.prepare([prompt for prompt in prompts if prompt.id not in known])
+        known = self._fitted | self._fresh
         reference = np.array([x.row for x in (self._fitted or self._fresh).values()], np.float64)
         middle = reference.mean(0)
         length = np.sqrt(np.mean(np.sum((reference - middle) ** 2, axis=1))) or 1.0
@@ -144,8 +137,8 @@ class ByState(ByRegression):
         self._states = features
 
     def prepare(self, prompts: Sequence[Prompt]) -> None:
-        """Computes features in every process: the candidates', and old ones of the fit."""
-        self._states.prepare(prompts, self._counts)
+        """Computes the candidates' features, in every process."""
+        self._states.prepare(prompts)
 
     def compare(self, step: Seen) -> None:
         """Updates rho, and hands the candidates' features to the next fit."""
