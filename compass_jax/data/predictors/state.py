@@ -32,7 +32,7 @@ class State(Predictor):
     features: Annotated[int, Range(16, 1024)] = 128
     """Number of projected features."""
     std: Annotated[float, Range(0, 100, above=True)] = 4.0
-    """Prior standard deviation of a weight (logits)."""
+    """Prior standard deviation of a weight (a number), in logits."""
     refresh: Count = 64
     """Age in policy versions from which a candidate's features are computed again."""
 

@@ -39,7 +39,7 @@ class Text(Predictor):
     features: Annotated[int, Range(16, 8192)] = 256
     """Number of hashed features; up to 512 with a full covariance, beyond with its diagonal."""
     std: Annotated[float, Range(0, 100, above=True)] = 4.0
-    """Prior standard deviation of a weight (logits)."""
+    """Prior standard deviation of a weight (a number), in logits."""
 
     def start(self, inputs: PredictorInputs) -> Prediction:
         """Returns the predictions."""
