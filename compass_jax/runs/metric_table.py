@@ -207,7 +207,7 @@ posterior/hopeless_frac [share]: Groups whose pass rate is more likely below 5% 
     prediction and their own rewards together.
 posterior/measured_<percent> [share]: Mean pass rate of the step's groups for which a rate within 20
     points from here was predicted: from 0, 20, 40, 60, 80%.
-posterior/<label> [share]: The predicted pass rate of a label's new prompts.
+posterior/<label> [share]: The predicted pass rate of a label's new prompts (rl.predictor label).
 # the update
 loss: Minus the objective, mean over the step's updates.
 sft/loss [nats]: Mean negative log-prob of the learnt tokens.

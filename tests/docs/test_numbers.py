@@ -51,7 +51,9 @@ def test_parity_with_trl():
 def test_predictors():
     """The table of docs/howto/predictor.md, seeds 200 and 201."""
     page = (ROOT / "docs" / "howto" / "predictor.md").read_text()
-    for arm, name in (("text", "`text`"), ("state", "`state`"), ("labels", "`label`, with")):
+    arms = {"text": "`text`", "state": "`state`", "labels": "`label`, with"}
+    arms["one label"] = "`label`, one"
+    for arm, name in arms.items():
         runs = sorted(
             (r for r in rows("unlabelled_predictors.jsonl") if r["arm"] == arm),
             key=lambda r: r["seed"],

@@ -11,7 +11,7 @@ from compass_jax.aliases import JsonObject
 from compass_jax.training.hooks.base import Hook, StepRecord
 
 FIRST, LATEST = 4, 8  # steps of the mean at the start, and of the latest mean
-COLLAPSED = 0.25  # share of the first steps' entropy
+COLLAPSED = 0.25  # share of the first steps' entropy; not measured
 
 
 class EntropyWatch(Hook):
