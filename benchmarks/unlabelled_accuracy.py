@@ -337,7 +337,7 @@ class Experiment:
         folder = Path(config.directory)
         steps = _metrics(folder / "metrics.jsonl")
         clocks = np.array([sum(x.get(f"time/{name}_s", 0.0) for name in CLOCKS) for x in steps])
-        clocks += np.resize(np.array([*selecting, 0.0]), len(steps)) if selecting else 0.0
+        clocks += sum(selecting) / len(steps)  # a step may draw several times
         minutes = np.cumsum(np.minimum(clocks, MOST_MEDIANS * np.median(clocks))) / 60
         generated = np.array([x["waste/tokens_generated"] for x in steps])
         tokens = np.cumsum(generated)
