@@ -16,30 +16,36 @@ averaged weights (rl.optim.average 0.95), but for the arm `no average`: at the s
 every 16 thousand tokens on 240 held-out prompts, two answers each; in the phases of results the
 end has eight answers each. Cosine decays over the 160 thousand tokens.
 
-Score of a tuning run: the tokens to the first passage of start + 0.03, + 0.06 and + 0.09, by the
-curve's means over 13% of the tokens; the mean of the three, 160 thousand for one that is not
-passed. Several levels, because one is decided by noise.
+Score of a tuning run: the tokens to the first passage of start + 0.03, 0.06, 0.09, 0.12 and 0.15,
+by the curve's means over 13% of a whole run's tokens; the mean of the five, the whole run's tokens
+for one that is not passed. Several levels, because one is decided by noise.
 
-tuning, seeds 300 to 302, which no result uses. GRPO, DAPO (dynamic sampling in up to two rounds)
-    and the recipe (posterior selection by the prompt's text, screening 2 of 4), each over rate
-    7.5e-5, 1.5e-4, 3e-4 x constant or cosine x 16 or 32 prompts of four samples: all twelve on seed
-    300 (begun one step of the rate lower, at 3.75e-5, where GRPO was worse than at 7.5e-5, and at
-    7.5e-5 worse than at 1.5e-4; those rows stay), and on while the best rate is the highest one two
-    cells of twice that rate, constant and cosine; the best six on 301, the best three on 302; of
-    those whose mean score is at most 5% above the best, the one with the fewest minutes to the
-    levels is the arm's setting. Then GRPO's with b2 = 0.999 on 300 to 302: the better one is tuned
-    GRPO. (Clip-higher has no effect here: with one update a step every ratio is 1.)
+Runs that only serve a score or a passage end early, as soon as later evaluations cannot change it.
+
+tuning, seeds 300 to 302, which no result uses. GRPO and the recipe (posterior selection by the
+    prompt's text, screening 2 of 4), each over rate 7.5e-5, 1.5e-4, 3e-4 x constant or cosine x 16
+    or 32 prompts of four samples: all twelve on seed 300 (begun one step of the rate lower, at
+    3.75e-5, where GRPO was worse than at 7.5e-5, and at 7.5e-5 worse than at 1.5e-4; those rows
+    stay), and on while the best rate is the highest one two cells of twice that rate, constant and
+    cosine; the best four on 301 and 302, as whole runs. The arm's setting is the best by the mean
+    score of those four that do not end more than 0.01 below the best of them on 301 and 302. Then
+    GRPO's with b2 = 0.999 on 300 to 302: the better one is tuned GRPO. (Clip-higher has no effect
+    here: with one update a step every ratio is 1.) DAPO (dynamic sampling in up to two rounds) over
+    GRPO's four on 300, and the best two of these on 301.
+    (After 20 runs of seed 300 and before any other, this changed: levels 0.12 and 0.15, ends and
+    four cells instead of 0.09, fewest minutes, six and three; early ends; DAPO over four cells.)
 pieces, seeds 300 to 302, at the recipe's setting: advantages `shrunk` and `predicted`; up to two
     rounds for as many varied groups as prompts; the rate by varied groups; prediction by state; 2
-    of 8; no screening. Those whose mean score is lower than the recipe's are tried together, best
-    first, as long as the score falls; what comes out is the candidate.
-hard, seeds 310 to 319, which nothing has used. GRPO; the candidate; as controls the candidate with
-    the sources' labels, GRPO without the too hard prompts (deleted by hand), random selection with
-    screening, the candidate with permuted rewards; on 310 to 314 the oracle (selection by each
-    candidate's rate, of eight fresh answers of the policy at each step, which do not count), DAPO,
-    the paper's stages without its filter (which answers the whole pool: more than the budget),
-    replay of groups, one label, no average, and each piece alone.
-easy, short, seeds 310 to 314: GRPO and the candidate.
+    of 8; no screening. One whose mean score is above 1.1 times the recipe's is not run on further
+    seeds. Those whose mean score is lower than the recipe's are tried together, best first, as long
+    as the score falls; what comes out is the candidate.
+hard, seeds 310 to 319, which nothing has used. GRPO and the candidate, whole; up to the passage, as
+    controls, the candidate with the sources' labels, GRPO without the too hard prompts (deleted by
+    hand), random selection with screening; on 310 to 314 the candidate with permuted rewards, the
+    oracle (selection by each candidate's rate, of eight fresh answers of the policy at each step,
+    which do not count), DAPO, the paper's stages without its filter (which answers the whole pool:
+    more than the budget), replay of groups, one label, and each piece alone; whole, no average.
+easy, short, seeds 310 to 314: GRPO and the candidate, whole.
 
 Measures, paired by seed. First passage: the tokens (minutes) at which the curve's means first reach
 start + 0.9 x GRPO's gain (its last mean minus the start); a run that does not counts with its whole
@@ -62,7 +68,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -85,7 +91,21 @@ from benchmarks.tokens_to_accuracy import (
     zero_variance,
 )
 from benchmarks.unlabelled import Watched, keeping, training_prompts, without_labels
-from benchmarks.unlabelled_report import Row, key_of, plot, report, score
+from benchmarks.unlabelled_report import (
+    BASELINE,
+    BUDGET,
+    LEVELS,
+    TASKS,
+    Row,
+    by_seed,
+    goal_of,
+    key_of,
+    passed,
+    plot,
+    report,
+    score,
+    smoothed,
+)
 from compass_jax.allocator import tune_allocator
 from compass_jax.config import OptimConfig, RunConfig
 from compass_jax.configs.mostly_hard_cpu import TOO_HARD
@@ -108,6 +128,7 @@ RESULTS = Path(__file__).resolve().parent / "results" / "unlabelled_accuracy.jso
 SEEDS, FEW_SEEDS = tuple(range(310, 320)), tuple(range(310, 315))
 GROUP, ANSWER_TOKENS = 4, 36  # samples of a prompt; expected tokens of one
 AVERAGE = 0.95
+WHOLE = (BASELINE, "candidate", "no average")
 CLOCKS = ("rollout", "reward_wait", "score", "update", "handover")
 MOST_MEDIANS = 3  # of a step's time
 ORACLE_SAMPLES = 1000.0  # weight of a rate that the oracle knows
@@ -117,7 +138,7 @@ WAIT_S = 5.0
 class Scale(NamedTuple):
     """The size of a run."""
 
-    budget: int = 160_000  # generated tokens
+    budget: int = BUDGET  # generated tokens
     every: int = 16_000  # tokens between two evaluations
     evaluated: int = 240  # prompts of an evaluation
     end: int = 8  # answers of each at the end
@@ -150,8 +171,9 @@ CELLS = tuple(
     for rate in (7.5e-5, 1.5e-4, 3e-4)
     for schedule in ("constant", "cosine")
 )
-KEPT = (6, 3)  # cells that go on to the second and to the third seed
-NEAR = 1.05  # mean score, in times the best, at which minutes decide
+KEPT, DAPO_KEPT = 4, 2  # cells that go on to further seeds
+LOWER = 0.01  # end below the best one's, at which a cell is not chosen
+WORSE = 1.1  # mean score, in times the recipe's, at which a piece is not run on
 
 
 def optim(**changes: Any) -> Change:
@@ -183,14 +205,27 @@ PIECES: dict[str, Change] = {
 # on top of the candidate, on all seeds and on few
 CONTROLS: dict[str, Change] = {
     "labels": with_fields(predictor=Label()),  # and the sources' labels
-    "permuted": with_fields(permute_rewards=True),
 }
 FEW: dict[str, Change] = {
+    "permuted": with_fields(permute_rewards=True),
     "oracle": lambda rl: rl,  # its predictions are replaced
     "replay": replay(2, 0),
     "one label": with_fields(predictor=Label()),
     "no average": optim(average=0.0),
 }
+
+
+Ends = Callable[[Row], bool]  # whether a run with a row's curve ends before its budget is spent
+
+
+def whole(row: Row) -> bool:
+    """A run that spends its budget."""
+    return False
+
+
+def levels_passed(row: Row) -> bool:
+    """A run whose score is known."""
+    return passed(row, row["curve"][0][2] + LEVELS[-1])
 
 
 class Run(NamedTuple):
@@ -202,6 +237,7 @@ class Run(NamedTuple):
     arm: str
     cell: Cell
     change: Change
+    ends: Ends = whole
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -301,7 +337,11 @@ class Experiment:
         began = time.perf_counter()
 
         def spent() -> bool:
-            return sum(x["waste/tokens_generated"] for x in _metrics(log)) >= self.scale.budget
+            steps = _metrics(log)
+            if sum(x["waste/tokens_generated"] for x in steps) >= self.scale.budget:
+                return True
+            evaluated = bool(steps) and "eval/heldout/avg_at_k" in steps[-1]
+            return evaluated and run.ends({"curve": _curve(config, steps, watched.seconds)})
 
         def made(trainer: RLTrainer) -> None:
             selector = trainer.parts.prompts.selector
@@ -323,7 +363,7 @@ class Experiment:
             **self._account(config, watched.seconds),
             "hard_drawn": round(float(np.mean([x in hard for x in watched.questions])), 4),
         }
-        if run.phase in ("hard", "easy", "short"):
+        if run.phase in TASKS and run.ends is whole:
             wide = dataclasses.replace(config.evaluation, k=self.scale.end)
             last = str(Path(config.directory) / "checkpoints")
             checkpoint = str(max(Path(last).glob("step_*")))
@@ -336,22 +376,12 @@ class Experiment:
         """Returns the curve [[tokens, minutes, accuracy], ...] and the shares of a finished run."""
         folder = Path(config.directory)
         steps = _metrics(folder / "metrics.jsonl")
-        clocks = np.array([sum(x.get(f"time/{name}_s", 0.0) for name in CLOCKS) for x in steps])
-        clocks += sum(selecting) / len(steps)  # a step may draw several times
-        minutes = np.cumsum(np.minimum(clocks, MOST_MEDIANS * np.median(clocks))) / 60
+        curve, minutes = _curve(config, steps, selecting), _minutes(steps, selecting)
         generated = np.array([x["waste/tokens_generated"] for x in steps])
-        tokens = np.cumsum(generated)
-        start = json.loads((folder / "evaluation_start" / "summary.json").read_text())
-        curve = [[0, 0.0, start["sets"]["heldout"]["avg_at_k"]]]
-        curve += [
-            [int(tokens[i]), round(float(minutes[i]), 4), x["eval/heldout/avg_at_k"]]
-            for i, x in enumerate(steps)
-            if "eval/heldout/avg_at_k" in x
-        ]
         signals = ("verifier_signal", "prediction_signal", "entropy_signal", "none")
         return {
             "steps": len(steps),
-            "tokens": int(tokens[-1]),
+            "tokens": int(generated.sum()),
             "minutes": round(float(minutes[-1]), 4),
             "curve": curve,
             "uniform": round(1 - float(np.mean([x["groups/varied_frac"] for x in steps])), 4),
@@ -369,6 +399,28 @@ class Experiment:
             "answer_tokens": round(float(np.mean([x["response_length/mean"] for x in steps])), 1),
             "select_minutes": round(sum(selecting) / 60, 3),
         }
+
+
+def _minutes(steps: Sequence[dict[str, float]], selecting: Sequence[float]) -> np.ndarray:
+    """Returns the minutes of training up to the end of each step."""
+    clocks = np.array([sum(x.get(f"time/{name}_s", 0.0) for name in CLOCKS) for x in steps])
+    clocks += sum(selecting) / len(steps)  # a step may draw several times
+    return np.cumsum(np.minimum(clocks, MOST_MEDIANS * np.median(clocks))) / 60
+
+
+def _curve(
+    config: RunConfig, steps: Sequence[dict[str, float]], selecting: Sequence[float]
+) -> list[list[float]]:
+    """Returns [tokens, minutes, accuracy] of the start and of each evaluation."""
+    summary = Path(config.directory) / "evaluation_start" / "summary.json"
+    start = json.loads(summary.read_text())["sets"]["heldout"]["avg_at_k"]
+    tokens = np.cumsum([x["waste/tokens_generated"] for x in steps])
+    minutes = _minutes(steps, selecting)
+    return [[0, 0.0, start]] + [
+        [int(tokens[i]), round(float(minutes[i]), 4), x["eval/heldout/avg_at_k"]]
+        for i, x in enumerate(steps)
+        if "eval/heldout/avg_at_k" in x
+    ]
 
 
 class TrueRates(Prediction):
@@ -403,10 +455,6 @@ class TrueRates(Prediction):
         return ORACLE_SAMPLES * np.stack([rates, 1 - rates], axis=1)
 
 
-def _key(row: Row) -> tuple[Any, ...]:
-    return tuple(row[name] for name in ("phase", "task", "seed", "arm", "cell"))
-
-
 def _metrics(file: Path) -> list[dict[str, float]]:
     lines = file.read_text().splitlines() if file.exists() else []
     return [json.loads(line)["metrics"] for line in lines]
@@ -425,65 +473,106 @@ class Tuning:
         self.experiment, self.arm = experiment, arm
         self.rows: dict[Cell, list[Row]] = {}
 
-    def run(self, cells: Sequence[Cell], seed: int) -> None:
+    def run(self, cells: Sequence[Cell], seed: int, ends: Ends = levels_passed) -> None:
         """Runs cells with a seed."""
-        runs = [Run("tuning", "hard", seed, self.arm, cell, TRIALS[self.arm]) for cell in cells]
+        change = TRIALS[self.arm]
+        runs = [Run("tuning", "hard", seed, self.arm, cell, change, ends) for cell in cells]
         for cell, row in zip(cells, self.experiment.all(runs), strict=True):
             self.rows.setdefault(cell, []).append(row)
 
-    def mean(self, cell: Cell, cost: int = 0) -> float:
+    def mean(self, cell: Cell) -> float:
         """Returns the mean score of a cell."""
-        return float(np.mean([score(row, cost) for row in self.rows[cell]]))
+        return float(np.mean([score(row) for row in self.rows[cell]]))
 
-    def best(self, cells: Sequence[Cell], most: int) -> list[Cell]:
+    def end(self, cell: Cell) -> float:
+        """Returns the mean end of a cell's whole runs."""
+        later = self.rows[cell][1:] or self.rows[cell]
+        return float(np.mean([smoothed(row)[-1][1] for row in later]))
+
+    def best(self, most: int) -> list[Cell]:
         """Returns the `most` best cells, the best first."""
-        return sorted(cells, key=self.mean)[:most]
+        return sorted(self.rows, key=self.mean)[:most]
+
+
+def cells_kept(experiment: Experiment, arm: str) -> Tuning:
+    """Runs an arm's cells on the first tuning seed."""
+    scale, tuning = experiment.scale, Tuning(experiment, arm)
+    seed = scale.tuning_seeds[0]
+    tuning.run(CELLS[: scale.cells], seed)
+    while (top := tuning.best(1)[0]).rate == max(x.rate for x in tuning.rows) < scale.most_rate:
+        faster = [top._replace(rate=2 * top.rate, schedule=x) for x in ("constant", "cosine")]
+        tuning.run(faster, seed)
+    return tuning
 
 
 def tuned(experiment: Experiment, arm: str) -> Cell:
     """Runs an arm's tuning, and returns its best cell."""
-    scale, tuning = experiment.scale, Tuning(experiment, arm)
-    left = list(CELLS[: scale.cells])
-    tuning.run(left, scale.tuning_seeds[0])
-    while (top := tuning.best(left, 1)[0]).rate == max(x.rate for x in left) < scale.most_rate:
-        faster = [top._replace(rate=2 * top.rate, schedule=x) for x in ("constant", "cosine")]
-        tuning.run(faster, scale.tuning_seeds[0])
-        left += faster
-    for seed, kept in zip(scale.tuning_seeds[1:], KEPT):
-        left = tuning.best(left, kept)
+    tuning = cells_kept(experiment, arm)
+    left = tuning.best(KEPT)
+    for seed in experiment.scale.tuning_seeds[1:]:
+        tuning.run(left, seed, whole)
+    most = max(tuning.end(cell) for cell in left)
+    return min((x for x in left if tuning.end(x) >= most - LOWER), key=tuning.mean)
+
+
+def tuned_dapo(experiment: Experiment) -> Cell:
+    """Runs DAPO with GRPO's best cells, and returns its best one."""
+    first, *later = experiment.scale.tuning_seeds
+    tuning = Tuning(experiment, "dapo")
+    tuning.run(cells_kept(experiment, "grpo").best(KEPT), first)
+    left = tuning.best(DAPO_KEPT)
+    for seed in later[:1]:
         tuning.run(left, seed)
-    near = [x for x in left if tuning.mean(x) <= NEAR * tuning.mean(tuning.best(left, 1)[0])]
-    return min(near, key=lambda cell: tuning.mean(cell, 1))
+    return min(left, key=tuning.mean)
 
 
 def tuned_grpo(experiment: Experiment) -> tuple[Cell, Change]:
     """Returns the setting of tuned GRPO."""
-    cell, other = tuned(experiment, "grpo"), optim(b2=0.999)
-    changes = {"grpo": TRIALS["grpo"], B2: compose(TRIALS["grpo"], other)}
+    cell = tuned(experiment, "grpo")
+    changes = {"grpo": TRIALS["grpo"], B2: compose(TRIALS["grpo"], optim(b2=0.999))}
     best = min(changes, key=lambda arm: mean_score(experiment, "tuning", arm, cell, changes[arm]))
     return cell, changes[best]
 
 
-def mean_score(experiment: Experiment, phase: str, arm: str, cell: Cell, change: Change) -> float:
-    """Runs an arm on the tuning seeds, and returns its mean score."""
-    runs = [Run(phase, "hard", seed, arm, cell, change) for seed in experiment.scale.tuning_seeds]
-    rows = experiment.all(runs)
-    return float(np.mean([score(row) for row in rows]))
+def mean_score(
+    experiment: Experiment,
+    phase: str,
+    arm: str,
+    cell: Cell,
+    change: Change,
+    most: float = math.inf,
+) -> float:
+    """Runs an arm on the tuning seeds as long as its mean score is at most `most`, and returns
+    it.
+    """
+    scores: list[float] = []
+    for seed in experiment.scale.tuning_seeds:
+        run = Run(phase, "hard", seed, arm, cell, change, levels_passed)
+        scores.append(score(experiment.all([run])[0]))
+        if np.mean(scores) > most:
+            break
+    return float(np.mean(scores))
 
 
 def candidate(experiment: Experiment) -> tuple[Cell, dict[str, Change]]:
     """Runs the pieces, alone and then together; returns the candidate's cell and its pieces."""
     cell = tuned(experiment, "recipe")
     best = mean_score(experiment, "tuning", "recipe", cell, RECIPE)
+    pieces = dict(list(PIECES.items())[: experiment.scale.pieces])
+    first = experiment.scale.tuning_seeds[0]
+    experiment.all(
+        [
+            Run("pieces", "hard", first, name, cell, compose(RECIPE, piece), levels_passed)
+            for name, piece in pieces.items()
+        ]
+    )
     alone = {
-        name: mean_score(experiment, "pieces", name, cell, compose(RECIPE, piece))
-        for name, piece in list(PIECES.items())[: experiment.scale.pieces]
+        name: mean_score(experiment, "pieces", name, cell, compose(RECIPE, piece), WORSE * best)
+        for name, piece in pieces.items()
     }
     chosen: dict[str, Change] = {}
-    for name in sorted(alone, key=lambda name: alone[name]):
+    for name in sorted((x for x in alone if alone[x] < best), key=lambda name: alone[name]):
         together = {**chosen, name: PIECES[name]}
-        if alone[name] >= best and not chosen:
-            break
         value = mean_score(
             experiment, "pieces", " + ".join(together), cell, joined(RECIPE, *together.values())
         )
@@ -502,24 +591,35 @@ def joined(*changes: Change) -> Change:
 
 
 def results(experiment: Experiment, task: str, seeds: Sequence[int]) -> list[Run]:
-    """Returns the runs of a task's results on some seeds."""
+    """Returns the runs of a task's results on some seeds, the baseline's first."""
     plain, grpo = tuned_grpo(experiment)
     cell, pieces = candidate(experiment)
     best = joined(RECIPE, *pieces.values())
-    arms = {"grpo": (plain, grpo), "candidate": (cell, best)}
+    arms = {BASELINE: (plain, grpo), "candidate": (cell, best)}
     few: dict[str, tuple[Cell, Change]] = {}
     if task == "hard":
         arms |= {"hard deleted": (plain, grpo), "screening": (cell, screening(2, GROUP))}
         arms |= {name: (cell, compose(best, change)) for name, change in CONTROLS.items()}
         few |= {name: (cell, compose(best, change)) for name, change in FEW.items()}
         few |= {name: (cell, compose(RECIPE, change)) for name, change in PIECES.items()}
-        few |= {"recipe": (cell, RECIPE), "stages": (plain, EARLIER["stages"].trials["growth x2"])}
-        few |= {"dapo": (tuned(experiment, "dapo"), TRIALS["dapo"])}
+        few |= {"recipe": (cell, RECIPE)} if pieces else {}
+        few |= {"stages": (plain, EARLIER["stages"].trials["growth x2"])}
+        few |= {"dapo": (tuned_dapo(experiment), TRIALS["dapo"])}
     return [
-        Run(task, task, seed, arm, *setting)
+        Run(task, task, seed, arm, *setting, whole if arm in WHOLE else reached(experiment, seed))
         for seed in seeds
         for arm, setting in {**arms, **(few if seed in FEW_SEEDS else {})}.items()
     ]
+
+
+def reached(experiment: Experiment, seed: int) -> Ends:
+    """Returns that a run's passage is known, once the baseline's row of the seed is."""
+
+    def known(row: Row) -> bool:
+        base = by_seed(experiments.finished(experiment.results), "hard", BASELINE).get(seed)
+        return base is not None and passed(row, goal_of(base))
+
+    return known
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -540,9 +640,13 @@ def main(argv: list[str] | None = None) -> None:
             run = Run("cold", "hard", seed, "grpo", CELLS[0], TRIALS["grpo"])
             cold_start(experiment.cold_config(run))
     elif args.phase == "tuning":
+        chosen = {
+            "grpo": lambda: tuned_grpo(experiment)[0],
+            "recipe": lambda: tuned(experiment, "recipe"),
+            "dapo": lambda: tuned_dapo(experiment),
+        }
         for arm in args.only or TRIALS:
-            print(arm, tuned(experiment, arm).name)
-        print(tuned_grpo(experiment)[0].name)
+            print(arm, chosen[arm]().name)
     elif args.phase == "pieces":
         cell, pieces = candidate(experiment)
         print(cell.name, *pieces)

@@ -18,8 +18,9 @@ from compass_jax.report.targets import Curve, first_passage, means_over
 
 Row = dict[str, Any]
 BASELINE, GAIN = "grpo", 0.9
-WINDOW_SHARE = 0.13  # of a run's cost, over which means are taken
-LEVELS = (0.03, 0.06, 0.09)  # above the start's accuracy
+WINDOW_SHARE = 0.13  # of a whole run's cost, over which means are taken
+BUDGET = 160_000  # tokens of a whole run
+LEVELS = (0.03, 0.06, 0.09, 0.12, 0.15)  # above the start's accuracy
 TASKS = ("hard", "easy", "short")
 SIMULATED = 400  # flat curves
 
@@ -39,9 +40,24 @@ def key_of(row: Row) -> tuple[Any, ...]:
 
 
 def smoothed(row: Row, cost: int = 0) -> list[list[float]]:
-    """Returns the means of a row's curve over tokens (cost 0) or minutes (1)."""
+    """Returns the means of a row's curve over tokens (cost 0) or minutes (1), with the window of a
+    whole run where this one ended early.
+    """
     curve = [[point[cost], point[2]] for point in row["curve"]]
-    return means_over(curve, WINDOW_SHARE * curve[-1][0])
+    whole = BUDGET * curve[-1][0] / row["curve"][-1][0]
+    return means_over(curve, WINDOW_SHARE * whole)
+
+
+def passed(row: Row, accuracy: float) -> bool:
+    """Returns whether the passage of an accuracy is known: later evaluations do not change it."""
+    first = first_passage(smoothed(row), accuracy)
+    return first is not None and row["curve"][-1][0] >= first + WINDOW_SHARE * BUDGET / 2
+
+
+def goal_of(base: Row) -> float:
+    """Returns the accuracy of the baseline's start + GAIN of its gain."""
+    start = base["curve"][0][2]
+    return start + GAIN * (smoothed(base)[-1][1] - start)
 
 
 def score(row: Row, cost: int = 0) -> float:
@@ -57,9 +73,8 @@ def passage(row: Row, base: Row, cost: int) -> tuple[float, bool]:
     """Returns the cost at which a run first has GAIN of the baseline's gain, and whether it does;
     its whole cost where it does not.
     """
-    start, means = base["curve"][0][2], smoothed(row, cost)
-    goal = start + GAIN * (smoothed(base)[-1][1] - start)
-    reached = first_passage(means, goal)
+    means = smoothed(row, cost)
+    reached = first_passage(means, goal_of(base))
     return (means[-1][0], False) if reached is None else (max(reached, 1e-3), True)
 
 
@@ -93,7 +108,8 @@ def mean_and_half(values: np.ndarray) -> tuple[float, float]:
 def end_difference(rows: Sequence[Row], task: str, arm: str) -> tuple[float, float] | None:
     """Returns the mean of the differences of the ends to the baseline's and its standard error."""
     base, runs = by_seed(rows, task, BASELINE), by_seed(rows, task, arm)
-    values = np.array([runs[x]["end"] - base[x]["end"] for x in runs if x in base])
+    pairs = [(runs[x], base[x]) for x in runs if x in base]
+    values = np.array([one["end"] - other["end"] for one, other in pairs if "end" in one])
     if len(values) < 2:
         return None
     return float(values.mean()), float(values.std(ddof=1) / math.sqrt(len(values)))
@@ -110,7 +126,7 @@ def flat_fall(row: Row, answers: int, rng: np.random.Generator) -> float:
     last mean, each point the share of right ones of `answers` answers.
     """
     costs = [point[0] for point in row["curve"]]
-    accuracy = np.clip(smoothed(row)[-1][1], 0, 1)
+    accuracy = float(np.clip(smoothed(row)[-1][1], 0, 1))
     falls = []
     for _ in range(SIMULATED):
         shares = rng.binomial(answers, accuracy, len(costs)) / answers
@@ -119,10 +135,11 @@ def flat_fall(row: Row, answers: int, rng: np.random.Generator) -> float:
 
 
 def stability(rows: Mapping[int, Row], answers: int) -> tuple[float, float]:
-    """Returns the mean fall of runs and of flat ones."""
+    """Returns the mean fall of whole runs and of flat ones."""
     rng = np.random.default_rng(0)
-    own = [fall([[x[0], x[2]] for x in row["curve"]]) for row in rows.values()]
-    flat = [flat_fall(row, answers, rng) for row in rows.values()]
+    whole = [row for row in rows.values() if "end" in row]
+    own = [fall([[x[0], x[2]] for x in row["curve"]]) for row in whole]
+    flat = [flat_fall(row, answers, rng) for row in whole]
     return float(np.mean(own)), float(np.mean(flat))
 
 
@@ -166,11 +183,12 @@ def _line(rows: Sequence[Row], task: str, arm: str, answers: int) -> str:
         of = ratio(rows, task, arm, cost)
         text = "" if of is None else f"{of.mean:.2f} ({of.low:.2f} to {of.high:.2f})"
         cells.append(f"> {text} [{of.missed}]" if of and of.missed else text)
-    cells.append(spread([row["end"] for row in runs.values()]))
+    ends = [row["end"] for row in runs.values() if "end" in row]
+    cells.append(spread(ends) if ends else "")
     difference = end_difference(rows, task, arm)
     cells.append("" if difference is None else f"{difference[0]:+.3f} ± {difference[1]:.3f}")
-    own, flat = stability(runs, answers)
-    cells.append(f"{own:.3f} ({flat:.3f})")
+    own, flat = stability(runs, answers) if ends else (math.nan, math.nan)
+    cells.append(f"{own:.3f} ({flat:.3f})" if ends else "")
     for name in ("hard_drawn", "uniform"):
         cells.append(f"{100 * float(np.mean([row[name] for row in runs.values()])):.0f}%")
     return "| " + " | ".join(cells) + " |"

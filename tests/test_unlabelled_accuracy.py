@@ -6,12 +6,16 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from benchmarks.unlabelled_accuracy import CELLS, Cell, Experiment, Run
+from benchmarks.unlabelled_accuracy import CELLS, Cell, Experiment, Run, tuned
+from benchmarks.unlabelled_accuracy import whole as whole_run
 from benchmarks.unlabelled_report import (
+    LEVELS,
     end_difference,
     fall,
     flat_fall,
+    goal_of,
     passage,
+    passed,
     ratio,
     report,
     score,
@@ -40,7 +44,7 @@ def row(arm, seed, slope, end=0.3, phase="hard", most=0.3, minutes=2.0):
 def test_scores_are_the_tokens_or_minutes_to_the_levels():
     # linear up to the levels, where means over 13% of the tokens equal the curve, but for its start
     steady = row("grpo", 1, 0.00125, most=1.0)
-    assert score(steady) == pytest.approx(1000 * (0.03 + 0.06 + 0.09) / 3 / 0.00125, rel=0.01)
+    assert score(steady) == pytest.approx(1000 * 0.09 / 0.00125, rel=0.01)
     assert score(steady, 1) == pytest.approx(score(steady) / 160_000 * 2, rel=1e-6)
     assert score(row("grpo", 1, 0.0)) == 160_000  # never: the whole run
 
@@ -85,3 +89,41 @@ def test_cold_starts_of_the_short_task_have_no_worked_solutions_of_hard_sums(tmp
     worked = experiment.cold_config(run).sft.procedural
     whole = experiment.cold_config(run._replace(task="hard")).sft.procedural
     assert len(whole) - len(worked) == 3 and whole[: len(worked)] == worked
+
+
+def test_a_run_that_ends_early_has_the_score_and_the_passage_of_the_whole_one():
+    whole = row("recipe", 310, 0.0025)
+    goal = whole["curve"][0][2] + LEVELS[-1]
+    early = next(
+        part
+        for part in ({**whole, "curve": whole["curve"][:n]} for n in range(2, 162))
+        if passed(part, goal)
+    )
+    assert early["curve"][-1][0] < 80_000
+    assert score(early) == pytest.approx(score(whole), rel=0.01)
+    assert score(early, 1) == pytest.approx(score(whole, 1), rel=0.01)
+    base = row("grpo", 310, 0.00125)
+    assert not passed(whole, goal_of({**base, "curve": [[0, 0.0, 0.1], [160_000, 2.0, 0.9]]}))
+
+
+def test_the_setting_is_the_best_score_of_those_that_do_not_end_lower(tmp_path):
+    """The first of four cells that are equally fast falls back by 0.03."""
+    falling = Cell(16, 3e-4, "constant")
+
+    class Made(Experiment):
+        def all(self, runs):
+            self.runs += runs
+            speed = {3e-4: 0.01, 1.5e-4: 0.005, 7.5e-5: 0.0025}
+            made = [row("grpo", run.seed, speed.get(run.cell.rate, 0.0)) for run in runs]
+            for run, one in zip(runs, made, strict=True):
+                if run.cell == falling:
+                    one["curve"][100:] = [[t, m, a - 0.03] for t, m, a in one["curve"][100:]]
+            return made
+
+    experiment = Made(tmp_path, tmp_path / "rows.jsonl", smoke=False)
+    experiment.runs = []
+    assert tuned(experiment, "grpo") == Cell(16, 3e-4, "cosine")
+    tried = {run.cell for run in experiment.runs if run.seed == 300}
+    assert {x.rate for x in tried} == {7.5e-5, 1.5e-4, 3e-4, 6e-4}
+    later = [run for run in experiment.runs if run.seed == 301]
+    assert len(later) == 4 and all(run.ends is whole_run for run in later)
