@@ -126,4 +126,4 @@ def test_the_setting_is_the_best_score_of_those_that_do_not_end_lower(tmp_path):
     tried = {run.cell for run in experiment.runs if run.seed == 300}
     assert {x.rate for x in tried} == {7.5e-5, 1.5e-4, 3e-4, 6e-4}
     later = [run for run in experiment.runs if run.seed == 301]
-    assert len(later) == 4 and all(run.ends is whole_run for run in later)
+    assert len(later) == 6 and all(run.ends is whole_run for run in later)
