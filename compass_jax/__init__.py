@@ -40,7 +40,7 @@ def train(
             several names. It runs in separate processes: they import its module, or for a function
             of a script or notebook a copy of its source in the run's directory.
         evaluation: a file of prompts to evaluate on; empty: a part of `data` is held out.
-        method: "screened", "espo", "gspo", "grpo" or "dapo".
+        method: "screened", "compass_max", "espo", "gspo", "grpo" or "dapo".
         run_dir: where the run writes; empty: runs/MODEL-DATA/rl.
         settings: by their names on the command line, {"rl.steps": 20}.
 

@@ -27,6 +27,7 @@ from compass_jax.runs.rundir import recorded_sizes
         ("espo", 64, (8, 8)),
         ("gspo", 512, (64, 8)),
         ("espo", 4096, (128, 8)),
+        ("compass_max", 64, (8, 8)),
         ("dapo", 64, (8, 8)),
         ("dapo", 16, (4, 8)),
     ],

@@ -78,8 +78,8 @@ class FromPreferences(FromModel):
     """Evaluation data, with --model; without it a part of --data is held out."""
     preset: Named = ""
     """Method whose settings are used: screened (GRPO that spends few samples on prompts which teach
-    nothing; the default), or as published espo, gspo, grpo or dapo. With CONFIG it replaces the
-    file's method (docs/howto/presets.md).
+    nothing; the default), compass_max (the system of arXiv 2512.07710), or as published espo, gspo,
+    grpo or dapo. With CONFIG it replaces the file's method (docs/howto/presets.md).
     """
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -231,3 +232,32 @@ def test_a_killed_pipeline_with_a_judge_goes_on_and_ends_as_an_undisturbed_one(t
     assert second_judge_config["init_from"] == str(out / "08-judge" / "rl")
     assert second_judge_config["sft"]["preferences"][1] == str(out / "10-mined" / "pairs.jsonl")
     assert (out / "12-exported" / "hf" / "config.json").is_file()
+
+
+def stepped(log):
+    return log.is_file() and log.stat().st_size > 0
+
+
+@pytest.mark.slow
+def test_both_phases_of_the_papers_system_that_are_killed_end_as_undisturbed_ones(tmp_path):
+    """The pipeline of `compass_max` is killed after the first step of each phase."""
+    (tmp_path / "left").mkdir()
+    (tmp_path / "killed").mkdir()
+    undisturbed, out = tmp_path / "left" / "out", tmp_path / "killed" / "out"
+    name = "paper_pipeline"
+    assert Command(undisturbed, name).end() == 0
+    logs = [out / phase / "metrics.jsonl" for phase in ("06-reasoning", "08-domain")]
+    for log in logs:
+        assert Command(out, name).when(partial(stepped, log), signal.SIGKILL) == -9
+    assert Command(out, name).end() == 0
+    outputs = answers(out)
+    assert outputs == answers(undisturbed)
+    for phase in ("06-reasoning", "08-domain"):
+        steps = outputs[f"{phase}/metrics.jsonl"]
+        assert len(steps) == 2 and all("espo/group_1/epsilon" in step for step in steps)
+        assert sum(step["zero_variance/grown_groups"] for step in steps) > 0
+        assert sum(step["waste/frac_entropy_signal"] for step in steps) > 0
+        rl = json.loads((out / phase / "config.json").read_text())["rl"]
+        assert rl["replay"] == "R3" and rl["objective"]["alpha"] == 0.5
+    rulings = (out / "08-domain" / "config.json").read_text()
+    assert str(out / "07-judge" / "rl") in rulings

@@ -1,6 +1,6 @@
 """Pipelines that take seconds with the tiny run's model. One has rows, SFT on them, RL, evaluation
-and export; the other also has a teacher's answers, filtered prompts, and a judge that is trained
-for the RL."""
+and export; another also has a teacher's answers, filtered prompts, and a judge that is trained for
+the RL; the last the two phases of RL of the preset compass_max."""
 
 import dataclasses
 from pathlib import Path
@@ -8,7 +8,7 @@ from pathlib import Path
 from evolve import evolve
 from tiny_run import tiny_run
 
-from compass_jax.config import EngineJudgeConfig, FileSource, RunConfig
+from compass_jax.config import EngineJudgeConfig, FileSource, RunConfig, apply
 from compass_jax.config.distil import DistilConfig
 from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.config.stages import (
@@ -105,6 +105,31 @@ def judged_pipeline(run_dir: str = "runs/judged_pipeline") -> PipelineConfig:
             Rl("rl", judged_run()),
             Mine("mined", "stage:rl/rollouts.jsonl"),
             TrainJudge("again", judge_run(), pairs=("stage:pairs", "stage:mined"), start="judge"),
+            Export("exported"),
+        ),
+        run_dir=run_dir,
+    )
+
+
+def paper_pipeline(run_dir: str = "runs/paper_pipeline") -> PipelineConfig:
+    """Returns the preset compass_max with all that belongs to it: prompts that a filter kept, a
+    phase of RL with a verifier, and a second one, from there, with a judge.
+    """
+    preset = {"preset": "compass_max", "rl.steps": 2, "rl.group_size": 2}
+    judged = apply(judged_run(), preset)
+    source = FileSource("stage:asked/rows.jsonl", label="asked", verifier=f"{MADE}:odd")
+    first = evolve(judged, data={"sources": (source,)}, rewards={"judge": None})
+    unfiltered = evolve(first, data={"keep_file": ""})
+    return PipelineConfig(
+        stages=(
+            Rows("asked", f"{MADE}:asked", {"count": 24}),
+            Rows("pairs", f"{MADE}:pairs", {"count": 60}),
+            Rows("taught", f"{MADE}:taught", {"count": 12}),
+            Sft("base", evolve(judged_pipeline().stages[3].run)),
+            Filter("kept", unfiltered, samples=4),
+            Rl("reasoning", first, start="base"),
+            TrainJudge("judge", judge_run(), pairs=("stage:pairs",), start="base"),
+            Rl("domain", judged, start="reasoning"),
             Export("exported"),
         ),
         run_dir=run_dir,
