@@ -53,7 +53,7 @@ def variants() -> dict[str, dict[str, Any]]:
     return {
         "plain": {},
         "growth": {
-            "zero_variance": ZeroVarianceConfig(rl_zvp=True, select=True, grow_to=12),
+            "zero_variance": ZeroVarianceConfig(rl_zvp=True, posterior=True, grow_to=12),
             "shaping": shaping,
             "correction": tis,
         },

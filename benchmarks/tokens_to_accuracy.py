@@ -30,7 +30,8 @@ Tuning, on seeds that are not used again. Score: the mean of the accuracy curve 
 Arms, each at its best trial, on seeds 0 to 2:
     grpo         tuned GRPO
     dapo         DAPO's clip, mean over tokens and dynamic sampling
-    stages       the stages of arXiv 2512.07710: filter, selection, growth, shaping, RL-ZVP
+    stages       the stages of arXiv 2512.07710: filter, growth, shaping, RL-ZVP (the published
+                 rows had selection by streaks, GRESO, too, which is no longer in the package)
     screening    a few samples of each prompt, the others where the group is likely to vary
     posterior    prompts by their predicted pass rate
     screening, posterior    both
@@ -162,7 +163,7 @@ def stages(grow: int, **penalties: float) -> Change:
     """Returns the change to the paper's stages, with growth to `grow` times the samples."""
 
     def change(rl: RLConfig) -> RLConfig:
-        zero = zero_variance(select=True, rl_zvp=True, grow_to=grow * rl.group_size)
+        zero = zero_variance(rl_zvp=True, grow_to=grow * rl.group_size)
         return dataclasses.replace(zero(rl), shaping=ShapingConfig(**penalties))
 
     return change

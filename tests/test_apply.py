@@ -239,7 +239,7 @@ def test_an_unknown_setting_is_answered_with_the_nearest(name, key):
 
 
 THREE, BOTH = {"name": "screening", "n0": 3}, {"exact": 1.0, "length": 0.5}
-TARGETS = {"select_targets": (0.1, 0.2)}
+RANGE = {"ratio_range": (0.5, 2.0), "name": "icepop"}
 
 
 @pytest.mark.parametrize(
@@ -262,8 +262,8 @@ TARGETS = {"select_targets": (0.1, 0.2)}
         ("--rl.drafts none --evaluation.at 1 2", {"rl.drafts": None, "evaluation": {"at": [1, 2]}}),
         ("--rollout-mesh.fsdp 2", {"rollout_mesh.fsdp": 2}),
         (
-            "--rl.zero-variance.select-targets 0.1 0.2",
-            {"rl.zero_variance": TARGETS},
+            "--rl.correction icepop --rl.correction.ratio-range 0.5 2",
+            {"rl.correction": RANGE},
         ),
     ],
 )

@@ -63,8 +63,8 @@ REFUSED = {
         r"rl_zvp_alpha = 0\.0: must be positive \(rl_zvp=False switches it off\)",
     ),
     "two selections": (
-        ZeroVarianceConfig(select=True, curriculum=True),
-        r"select and rl\.zero_variance\.curriculum both decide",
+        ZeroVarianceConfig(curriculum=True, posterior=True),
+        r"curriculum and rl\.zero_variance\.posterior both decide",
     ),
     "growth that cannot be": (
         RLConfig(group_size=8, step_policy=None, zero_variance=ZeroVarianceConfig(grow_to=8)),
@@ -122,7 +122,7 @@ def test_a_penalty_that_contradicts_its_own_threshold_is_refused(shaping, messag
 def test_all_stages_can_be_on_at_once():
     """The stages agree with each other: each takes the groups that earlier stages left uniform."""
     base = tiny_run()
-    zero_variance = ZeroVarianceConfig(rl_zvp=True, select=True, grow_to=8)
+    zero_variance = ZeroVarianceConfig(rl_zvp=True, posterior=True, grow_to=8)
     rl = dataclasses.replace(
         base.rl,
         zero_variance=zero_variance,

@@ -127,11 +127,6 @@ def test_stages_are_written_and_read_and_set_on_the_command_line():
         ),
         (
             (RLStage(mix=HALVES),),
-            {"zero_variance": ZeroVarianceConfig(rl_zvp=True, select=True)},
-            "rl.zero_variance.select and the mix of a stage",
-        ),
-        (
-            (RLStage(mix=HALVES),),
             {"zero_variance": ZeroVarianceConfig(rl_zvp=True, curriculum=True)},
             "rl.zero_variance.curriculum and the mix of a stage",
         ),

@@ -37,6 +37,12 @@ REMOVED: dict[tuple[str, str], tuple[tuple[Json, ...], str]] = {
         (0, None),
         "it is the hook of examples/group_replay.py now, for rl.hooks",
     ),
+    ("ZeroVarianceConfig", "select"): (
+        (False,),
+        "rl.zero_variance.posterior predicts the pass rates of prompts instead (skipping by streaks"
+        " changed no accuracy, docs/measurements.md); leave it out",
+    ),
+    ("ZeroVarianceConfig", "select_targets"): ((), ""),
     ("ZeroVarianceConfig", "grow_temperature"): (
         (1,),
         "groups grow at the temperature of the rollout now (a higher one changed no accuracy,"

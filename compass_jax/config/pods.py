@@ -159,11 +159,12 @@ def _rl(prompts: int, rows: int, replay: Literal["R3", "off"]) -> RLConfig:
     """Returns the recipe of arXiv 2512.07710 (docs/concepts/zero_variance.md, espo.md), with
     micro-batches of `rows` of the longest sequences.
 
-    Prompts are drawn by selection. Those that `compass filter` measures as always right or always
-    wrong are left out with `--data.keep-file OUT/pass_rates.jsonl`, which the user provides.
-    Uniform groups grow to 32 samples. Penalties sum to 0.07, far below the difference of 1 between
-    right and wrong. The paper describes each of these stages; the numbers are this package's,
-    except for ESPO's alpha. The rollout always starts the longest samples first, without a setting.
+    Prompts are drawn by their predicted pass rate. Those that `compass filter` measures as always
+    right or always wrong are left out with `--data.keep-file OUT/pass_rates.jsonl`, which the user
+    provides. Uniform groups grow to 32 samples. Penalties sum to 0.07, far below the difference of
+    1 between right and wrong. The paper describes each of these stages; the numbers are this
+    package's, except for ESPO's alpha. The rollout always starts the longest samples first, without
+    a setting.
     """
     return RLConfig(
         steps=1000,
@@ -178,7 +179,7 @@ def _rl(prompts: int, rows: int, replay: Literal["R3", "off"]) -> RLConfig:
         shaping=ShapingConfig(
             length_penalty=0.05, length_free_tokens=ANSWER // 2, repetition_penalty=0.02
         ),
-        zero_variance=ZeroVarianceConfig(rl_zvp=True, select=True, grow_to=32),
+        zero_variance=ZeroVarianceConfig(rl_zvp=True, posterior=True, grow_to=32),
         optim=OptimConfig(learning_rate=1e-6, warmup_steps=10),
         save_every=2,
     )

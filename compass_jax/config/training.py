@@ -23,7 +23,7 @@ from compass_jax.config.updates import UpdatesConfig
 SET_CORRECTION = "set rl.correction to 'tis', 'icepop' or 'sequence'"
 
 
-SELECTIONS = ("select", "curriculum", "posterior")  # of which a run has at most one
+SELECTIONS = ("curriculum", "posterior")  # of which a run has at most one
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,12 @@ class SelectionConfig(Section):
 
     KEY: ClassVar[str] = "rl.zero_variance"
 
-    select: bool = False
-    """Selection: skip prompts whose recent groups were uniform, with growing probability (stage 1).
-    """
-    select_targets: tuple[Fraction, Fraction] = (1 / 12, 1 / 6)
-    """Target shares of all-right and of all-wrong groups under select."""
     curriculum: bool = False
-    """Curriculum: draw prompts by the chance that their group varies, from their label's pass rate,
-    instead of select.
+    """Curriculum: draw prompts by the chance that their group varies, from their label's pass rate.
     """
     posterior: bool = False
     """Posterior selection: take the prompts whose predicted pass rate is nearest to a target, by a
-    Beta posterior for each (arXiv 2507.04632), instead of select.
+    Beta posterior for each (arXiv 2507.04632).
     """
     posterior_target: Fraction = 0.5
     """Pass rate that posterior selection aims at."""
@@ -61,10 +55,6 @@ class SelectionConfig(Section):
             len(active) < 2,
             f"{' and '.join(f'{key}.{name}' for name in active)} both decide which prompts are"
             " rolled out: switch all but one off",
-        )
-        check(
-            all(0 < x < 1 for x in self.select_targets),
-            f"{key}.select_targets = {self.select_targets}: must be in (0, 1)",
         )
 
 

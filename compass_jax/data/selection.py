@@ -1,25 +1,20 @@
-"""Selection of the prompts to roll out: all, those whose groups varied recently (stage 1, GRESO,
-arXiv 2506.02177), those likely to vary next, or a share of each difficulty band (rl.stages).
+"""Selection of the prompts to roll out: all, those likely to vary next, or a share of each
+difficulty band (rl.stages).
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
 from compass_jax.aliases import JsonObject
-from compass_jax.config import SelectionConfig
 from compass_jax.config.curriculum import Stage
 from compass_jax.data.difficulty import STRENGTH, UNKNOWN, PassRates, band_of, distance
 from compass_jax.data.stream import PromptStream
 from compass_jax.records import Outcome, Prompt
 
-KINDS = ("easy", "hard")  # uniform groups: all right, all wrong
-LEAST_CHANCE = 0.01  # minimum chance of a prompt, however often its groups were uniform
-STEP, LOWEST, HIGHEST = 0.01, 0.05, 0.95
 LEAST_EXPLORED = 0.05  # minimum chance of a prompt whose group is expected to be uniform
 EARLIER = 0.5  # decay of a prompt's counts at its next group, for the choice of its band
 
@@ -74,49 +69,6 @@ class PromptSelector:
 
     def restore(self, state: JsonObject) -> None:
         """Restores `state`."""
-
-
-class StreakSelector(PromptSelector):
-    """Skips a prompt whose last z groups were uniform of one kind with probability 1 - max(p^z,
-    0.01).
-
-    p starts at 0.5 for each kind. After each step from the second epoch on, p falls by 0.01 (more
-    is skipped) if the share of that kind among the groups reaches its target, else it rises by
-    0.01. It stays within 0.05..0.95.
-    """
-
-    acts = True
-
-    def __init__(self, config: SelectionConfig, seed: int):
-        super().__init__(seed)
-        self._targets = config.select_targets
-        self._chance = dict.fromkeys(KINDS, 0.5)
-        self._streak: dict[str, list] = {}  # prompt id -> [kind, z]
-
-    def chance(self, prompt: Prompt) -> float:
-        kind, z = self._streak.get(str(prompt.id), ("", 0))
-        return 1.0 if z == 0 else max(self._chance[kind] ** z, LEAST_CHANCE)
-
-    def update(self, results: Iterable[tuple[Prompt, Outcome]], epoch: float) -> None:
-        kinds = [(prompt, outcome.kind) for prompt, outcome in results]
-        for prompt, kind in kinds:
-            previous, z = self._streak.get(str(prompt.id), ("", 0))
-            self._streak[str(prompt.id)] = [kind, (z + 1 if kind == previous else 1) if kind else 0]
-        if epoch < 1 or not kinds:
-            return
-        for kind, target in zip(KINDS, self._targets, strict=True):
-            share = sum(k == kind for _, k in kinds) / len(kinds)
-            chance = self._chance[kind] - STEP if share >= target else self._chance[kind] + STEP
-            self._chance[kind] = min(HIGHEST, max(LOWEST, round(chance, 10)))
-
-    def metrics(self) -> dict[str, float]:
-        return {f"zero_variance/keep_{k}": p for k, p in self._chance.items()}
-
-    def state(self) -> JsonObject:
-        return copy.deepcopy({"chance": self._chance, "streak": self._streak})
-
-    def restore(self, state: JsonObject) -> None:
-        self._chance, self._streak = copy.deepcopy((state["chance"], state["streak"]))
 
 
 class CurriculumSelector(PromptSelector):

@@ -13,7 +13,6 @@ from compass_jax.data.selection import (
     BandSelector,
     CurriculumSelector,
     PromptSelector,
-    StreakSelector,
 )
 from compass_jax.records import Prompt
 
@@ -33,8 +32,6 @@ def prompt_selector(
     """
     if stage.mix is not None:
         return BandSelector(stage, PassRates(rewards, EARLIER, measured), seed)
-    if config.select:
-        return StreakSelector(config, seed)
     if config.posterior:
         from compass_jax.data.posterior import PosteriorSelector
 

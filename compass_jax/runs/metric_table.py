@@ -166,10 +166,6 @@ waste/filter_tokens [tokens]: Tokens that the offline filter generated before th
     steps.
 # the stages
 zero_variance/skipped_prompts [prompts]: Prompts that the selection skipped.
-zero_variance/keep_easy [share]: The chance that a prompt is drawn although its last group was all
-    right.
-zero_variance/keep_hard [share]: The chance that a prompt is drawn although its last group was all
-    wrong.
 zero_variance/grown_groups [groups]: Uniform groups that got more samples.
 zero_variance/grow_rescued_groups [groups]: Grown groups that vary now.
 zero_variance/grow_tokens [tokens]: Tokens of the samples that growth added.

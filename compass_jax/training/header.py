@@ -66,7 +66,6 @@ def rl_method(rl: RLConfig, rollout: RolloutConfig) -> dict[str, str]:
         f"step policy {rl.step_policy and rl.step_policy.name}": rl.step_policy,
         f"at most {rl.policy.most_rounds(rl)} rounds of prompts": rl.policy.most_rounds(rl) > 1,
         "posterior selection": zero.posterior,
-        "selection": zero.select,
         "curriculum": zero.curriculum,
         "dynamic sampling": zero.dynamic_sampling,
         f"growth to {zero.grow_to}": zero.grow_to,

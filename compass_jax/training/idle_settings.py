@@ -64,12 +64,6 @@ def idle_settings(
             " reward that rises while the gold label falls is not seen; lower rl.guard.window"
         )
     rollouts = rl.steps * rl.prompts_per_round
-    if rl.zero_variance.select and rollouts <= prompts:
-        notices.append(
-            f"rl.zero_variance.select: skips prompts by their earlier results, and {rollouts}"
-            f" rollouts are not more than one pass over {prompts} prompts: it will skip none; raise"
-            " rl.steps"
-        )
     repeated = any(source.repeat > 1 for source in data.sources)
     if rl.drafts is not None and rollouts <= prompts and not repeated:
         notices.append(

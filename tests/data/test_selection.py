@@ -1,5 +1,5 @@
-"""The prompts that are skipped: rates against the formula, chances computed by hand, and the same
-choices after a restart.
+"""The prompts that a curriculum skips: chances computed by hand, and the same ones after a
+restart.
 """
 
 import json
@@ -7,69 +7,14 @@ import json
 import numpy as np
 import pytest
 
-from compass_jax.config import RewardConfig, SelectionConfig, ZeroVarianceConfig
+from compass_jax.config import RewardConfig, SelectionConfig
 from compass_jax.data.difficulty import PassRates
-from compass_jax.data.selection import CurriculumSelector, StreakSelector
+from compass_jax.data.selection import CurriculumSelector
 from compass_jax.data.selectors import prompt_selector
 from compass_jax.data.stream import PromptStream
 from compass_jax.records import Outcome, Prompt
 
-ON = ZeroVarianceConfig(select=True)
-BATCHES = 40
 PROMPTS = [Prompt(i, 0, "", f"q{i}", np.array([i], np.int32), "") for i in range(40)]
-
-
-def of_kind(kind):
-    return Outcome(4, {"easy": 4.0, "hard": 0.0, "": 2.0}[kind], 40, kind, 4)
-
-
-def streaks(selector, z, kind="easy", epoch=0.0):
-    for _ in range(z):
-        selector.update([(p, of_kind(kind)) for p in PROMPTS], epoch)
-
-
-@pytest.mark.parametrize(("z", "expected"), [(0, 1.0), (1, 0.5), (2, 0.25), (3, 0.125), (20, 0.01)])
-def test_a_streak_of_z_is_kept_with_p_to_the_z_but_never_below_one_percent(z, expected):
-    selector, stream = StreakSelector(ON, seed=3), PromptStream(PROMPTS, 3)
-    streaks(selector, z)
-    seen = 0
-    for _ in range(BATCHES):
-        selector.next_batch(stream, 4)
-        seen += 4 + selector.skipped
-    kept_share = 4 * BATCHES / seen
-    if expected == 0.01:  # after a full pass the batch is filled without skips
-        assert 4 / 44 <= kept_share < 4 / 36
-    else:
-        assert kept_share == pytest.approx(expected, abs=0.05)
-
-
-def test_a_varied_group_ends_a_streak_and_another_kind_starts_a_new_one():
-    one = PROMPTS[0]
-    for kinds, expected in (
-        (["easy"] * 3, ["easy", 3]),
-        (["easy", "easy", ""], ["", 0]),
-        (["hard", "hard", "easy"], ["easy", 1]),
-    ):
-        fresh = StreakSelector(ON, seed=0)
-        for kind in kinds:
-            fresh.update([(one, of_kind(kind))], 0.0)
-        assert fresh.state()["streak"] == {"0": expected}
-
-
-def test_the_chances_move_towards_the_targets_from_the_second_epoch_on():
-    selector = StreakSelector(ON, seed=0)
-    # 10% easy and 15% hard
-    results = [
-        (p, of_kind("easy" if i < 4 else "hard" if i < 10 else "")) for i, p in enumerate(PROMPTS)
-    ]
-    selector.update(results, 0.9)
-    assert selector.state()["chance"] == {"easy": 0.5, "hard": 0.5}
-    selector.update(results, 1.0)
-    # 10% >= 1/12: skip more; 15% < 1/6: skip less
-    assert selector.state()["chance"] == {"easy": 0.49, "hard": 0.51}
-    for _ in range(200):
-        selector.update(results, 2.0)
-    assert selector.state()["chance"] == {"easy": 0.05, "hard": 0.95}
 
 
 def test_switched_off_it_is_the_stream_and_a_batch_is_always_full():
@@ -78,27 +23,11 @@ def test_switched_off_it_is_the_stream_and_a_batch_is_always_full():
         PromptStream(PROMPTS, 1),
         PromptStream(PROMPTS, 1),
     )
-    streaks(selector, 5)
+    selector.update([(p, Outcome(4, 4.0, 40, "easy", 4)) for p in PROMPTS], 0.0)
     assert not selector.acts
     assert [p.id for p in selector.next_batch(stream, 50)] == [
         p.id for p in plain.next_batch(50)
     ] and selector.skipped == 0
-
-
-def test_a_restart_makes_the_same_choices():
-    def batches(selector, stream, n):
-        return [[(p.id, p.visit) for p in selector.next_batch(stream, 8)] for _ in range(n)]
-
-    selector, stream = StreakSelector(ON, seed=7), PromptStream(PROMPTS, 7)
-    streaks(selector, 2, "hard", epoch=2.0)
-    batches(selector, stream, 3)
-    saved = json.loads(json.dumps([selector.state(), stream.state()]))
-    expected = batches(selector, stream, 5)
-    restored, place = StreakSelector(ON, seed=7), PromptStream(PROMPTS, 7)
-    restored.restore(saved[0])
-    place.restore(saved[1])
-    assert batches(restored, place, 5) == expected
-    assert batches(StreakSelector(ON, seed=8), PromptStream(PROMPTS, 7), 5) != expected
 
 
 # ---- the curriculum ------------------------------------------------------------------------------

@@ -108,8 +108,8 @@ def test_a_pod_configuration_has_the_whole_recipe(file):
     assert config.rollout.quantize == "auto" and rl.correction.name == "tis"
     assert rl.zero_variance.rl_zvp and rl.zero_variance.grow_to > rl.group_size
     assert rl.shaping.length_penalty > 0 and rl.shaping.repetition_penalty > 0
-    chosen = rl.zero_variance.select or any(stage.mix for stage in rl.stages)
-    assert chosen and (rl.zero_variance.select or config.data.keep_file)
+    chosen = rl.zero_variance.posterior or any(stage.mix for stage in rl.stages)
+    assert chosen and (rl.zero_variance.posterior or config.data.keep_file)
     judged = [source.verifier == "judge" for source in config.data.sources]
     assert any(judged) == ("phase2" in file.stem) == (config.rewards.judge is not None)
 

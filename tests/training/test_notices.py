@@ -177,21 +177,6 @@ def test_a_curriculum_over_prompts_of_one_label_is_said():
     )
 
 
-def test_selection_within_one_pass_is_said():
-    select = ZeroVarianceConfig(select=True)
-    (notice,) = idle_settings_of(
-        config_with(zero_variance=select, steps=10, prompts_per_step=4), 40, 3
-    )
-    assert (
-        "rl.zero_variance.select" in notice
-        and "40 rollouts are not more than one pass over 40 prompts" in notice
-    )
-    assert (
-        idle_settings_of(config_with(zero_variance=select, steps=11, prompts_per_step=4), 40, 3)
-        == []
-    )
-
-
 @pytest.mark.parametrize(
     ("rewards", "gap", "expected"),
     [

@@ -49,7 +49,7 @@ RATES = {
 SCREENING = Screening(n0=2, min_chance=1.0, min_chance_hard=0.6)
 ROUNDS = dataclasses.replace(SCREENING, rounds=3)
 GROWING = {
-    "zero_variance": ZeroVarianceConfig(rl_zvp=True, select=True, grow_to=12),
+    "zero_variance": ZeroVarianceConfig(rl_zvp=True, posterior=True, grow_to=12),
     "shaping": ShapingConfig(length_penalty=0.05, repetition_penalty=0.02, repetition_ngram=2),
     "correction": TIS,
 }
@@ -111,7 +111,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "coin",
         {
             **AHEAD,
-            "zero_variance": ZeroVarianceConfig(rl_zvp=True, grow_to=8, select=True),
+            "zero_variance": ZeroVarianceConfig(rl_zvp=True, grow_to=8, curriculum=True),
             "replay": "R2",
             "updates_per_rollout": 2,
             "group_size": 2,
