@@ -38,7 +38,7 @@ def compass_thinker_7b_v5p_4x4x4() -> RunConfig:
         RLStage(500, _mix(0.6, 0.35, 0.05), learning_rate=5e-7),
     )
     # the mix already chooses the prompts
-    zero = replace(config.rl.zero_variance, select=False)
+    zero = replace(config.rl.zero_variance, posterior=False)
     shaping = replace(config.rl.shaping, length_free_tokens=4096)  # of 8,192 in the first stage
     return replace(
         config,
