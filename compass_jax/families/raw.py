@@ -9,7 +9,7 @@ from compass_jax.config.ranges import describe_value
 from compass_jax.errors import UserError
 
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
-_REQUIRED = object()
+REQUIRED = object()
 
 
 class WeightsError(UserError):
@@ -40,7 +40,7 @@ class Raw(NamedTuple):
         """
         value = self.get(field)
         if value is None:
-            if default is _REQUIRED:
+            if default is REQUIRED:
                 raise WeightsError(f"{self.where} has no {field}")
             return default
         if type(value) not in kinds:
@@ -50,16 +50,16 @@ class Raw(NamedTuple):
             )
         return value
 
-    def integer(self, field: str, default: Json = _REQUIRED) -> int:
+    def integer(self, field: str, default: Json = REQUIRED) -> int:
         """Returns an integer. Raises WeightsError if it is absent and has no default."""
         return self.typed(field, (int,), default)
 
-    def number(self, field: str, default: Json = _REQUIRED) -> float:
+    def number(self, field: str, default: Json = REQUIRED) -> float:
         """Returns a float; infinity for a number beyond float's range."""
         value = self.typed(field, (float, int), default)
         return float(value) if abs(value) < 1e300 else float("inf")
 
-    def flag(self, field: str, default: Json = _REQUIRED) -> bool:
+    def flag(self, field: str, default: Json = REQUIRED) -> bool:
         """Returns a boolean."""
         return self.typed(field, (bool,), default)
 

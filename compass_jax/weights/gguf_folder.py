@@ -1,7 +1,8 @@
 """Conversion of a GGUF file (llama.cpp's format) into a Hugging Face folder, by the package gguf.
 
-Quantised tensors are dequantised. `config.json` comes from the file's metadata, the tokenizer and
-its chat template from `gguf_tokenizer`.
+Quantised tensors are dequantised. `config.json` comes from the file's metadata, of which every key
+that changes what the model computes is read or refused by name; the tokenizer and its chat template
+come from `gguf_tokenizer`.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from compass_jax.aliases import Json, JsonMapping, JsonObject, Tree
+from compass_jax.config.model import ModelConfig
+from compass_jax.config.ranges import describe_value
 from compass_jax.extras import how_to_install
-from compass_jax.families.raw import UnsupportedModel, WeightsError
+from compass_jax.families.raw import REQUIRED, Raw, UnsupportedModel, WeightsError
 from compass_jax.weights.gguf_tokenizer import tokenizer_files
-from compass_jax.weights.hf import parameters_of
+from compass_jax.weights.hf import tensor_leaves
 from compass_jax.weights.hf_config import config_from_dict, write_hf_config
 from compass_jax.weights.new_folder import new_folder
 from compass_jax.weights.safetensors_io import (
@@ -57,7 +60,37 @@ _OPTIONAL = {
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
 }
+# Further keys after the architecture, and the values with which they change nothing. A key that is
+# neither read nor here is refused.
+_NEUTRAL: Mapping[str, tuple[Json, ...]] = {
+    "attention.causal": (True,),
+    "attention.clamp_kqv": (0,),
+    "attention.sliding_window": (0,),
+    "attn_logit_softcapping": (0,),
+    "embedding_scale": (0, 1),
+    "expert_gating_func": (0, 1),  # softmax
+    "expert_shared_count": (0,),
+    "expert_weights_norm": (True,),
+    "expert_weights_scale": (0, 1),
+    "final_logit_softcapping": (0,),
+    "leading_dense_block_count": (0,),
+    "logit_scale": (0, 1),
+    "nextn_predict_layers": (0,),
+    "residual_scale": (0, 1),
+    "rope.scale_linear": (0, 1),
+    "rope.scaling.attn_factor": (0, 1),
+    "rope.scaling.finetuned": (True, False),
+    "rope.scaling.yarn_attn_factor": (1,),
+    "rope.scaling.yarn_beta_fast": (32,),
+    "rope.scaling.yarn_beta_slow": (1,),
+    "rope.scaling.yarn_log_multiplier": (0,),
+    "tensor_data_layout": ("Meta AI original pth",),  # the layout that `_half_rotation` takes
+    "use_parallel_residual": (False,),
+}
+_SCALING = ("type", "factor", "original_context_length")  # after rope.scaling
+_READ = {*_SIZES, *_OPTIONAL, "expert_count", *(f"rope.scaling.{key}" for key in _SCALING)}
 _EXPERT = re.compile(r"\.experts\.(\d+)\.")
+_LAYER = re.compile(r"blk\.(\d+)\.")
 _ROPE_FACTORS = "rope_freqs.weight"  # one factor for each frequency
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 
@@ -70,7 +103,7 @@ class GGUFFile:
         GGUF.
         """
         try:
-            from gguf import GGUFReader
+            from compass_jax.weights.gguf_header import read_header
         except ImportError as error:
             raise WeightsError(
                 f"reading a GGUF file needs the package gguf: {how_to_install('gguf', 'gguf')}"
@@ -78,51 +111,41 @@ class GGUFFile:
         self.path = Path(path)
         if not self.path.is_file():
             raise WeightsError(f"{path} does not exist, or is no file: a GGUF file is expected")
-        try:
-            self._reader = GGUFReader(self.path)
-            names = {name: field.contents() for name, field in self._reader.fields.items()}
-        except (ValueError, IndexError, OverflowError, MemoryError, OSError, KeyError) as error:
-            raise WeightsError(
-                f"{path} could not be read as a GGUF file ({str(error)[:200]}): it is truncated or"
-                " damaged, or has a quantisation that the installed package gguf does not know;"
-                " download it again"
-            ) from error
-        self.metadata: JsonObject = names
-        self._tensors = {tensor.name: tensor for tensor in self._reader.tensors}
+        self.metadata, self.tensors = read_header(self.path)
+        self.values = Raw(self.metadata, str(path))
         self.read = lru_cache(maxsize=1)(self._read)  # a layer's experts share one tensor
 
     def __contains__(self, name: str) -> bool:
-        return name in self._tensors
+        return name in self.tensors
 
-    @property
-    def names(self) -> set[str]:
-        """The names of the tensors."""
-        return set(self._tensors)
+    def text(self, key: str) -> str:
+        """Returns a text of the metadata. Raises WeightsError if it is absent."""
+        return self.values.typed(key, (str,), REQUIRED)
 
-    def value(self, key: str) -> Tree:
-        """Returns a value of the metadata. Raises WeightsError if it is absent."""
-        if key not in self.metadata:
-            raise WeightsError(f"{self.path} has no {key}, which the model's config needs")
-        return self.metadata[key]
-
-    def rows(self, name: str) -> int:
-        """Returns the number of rows of a matrix. Raises WeightsError if it is absent."""
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Returns the shape of a tensor. Raises WeightsError if it is absent."""
         if name not in self:
             raise WeightsError(f"{self.path} lacks the tensor {name}, which the model needs")
-        return int(self._tensors[name].shape[-1])  # GGUF lists the fastest axis first
+        return self.tensors[name].shape
 
     def _read(self, name: str) -> np.ndarray:
+        from gguf import GGML_QUANT_SIZES
         from gguf.quants import dequantize
 
-        tensor = self._tensors[name]
+        tensor = self.tensors[name]
+        block, size = GGML_QUANT_SIZES[tensor.kind]
+        *rows, width = tensor.shape
+        with open(self.path, "rb") as file:
+            file.seek(tensor.start)
+            data = np.frombuffer(file.read(tensor.size), np.uint8)
         try:
-            values = dequantize(tensor.data, tensor.tensor_type)
+            values = dequantize(data.reshape(*rows, width // block * size), tensor.kind)
         except NotImplementedError as error:
             raise WeightsError(
-                f"{self.path}: the tensor {name} is quantised as {tensor.tensor_type.name}, which"
-                " the package gguf cannot dequantise; take a file of another quantisation"
+                f"{self.path}: the tensor {name} is quantised as {tensor.kind.name}, which the"
+                " package gguf cannot dequantise; take a file of another quantisation"
             ) from error
-        return values.reshape(tuple(reversed(tensor.shape.tolist())))
+        return values.reshape(tensor.shape)
 
 
 def import_gguf(source: str | Path, out: str | Path, dtype: str = "float32") -> Path:
@@ -141,11 +164,12 @@ def import_gguf(source: str | Path, out: str | Path, dtype: str = "float32") -> 
     file = GGUFFile(source)
     raw = config_json(file)
     config = config_from_dict(raw, str(source))
-    names = parameters_of(config)
-    places = {name: _place(file, name, raw) for name in names}
-    _check_tensors(file, places)
+    _check_keys(file, config)
+    shapes = {x: leaf.tensor_shape for leaf in tensor_leaves(config)[0] for x in leaf.names.flat}
+    places = {name: _place(file, name, raw) for name in shapes}
+    _check_tensors(file, places, shapes)
     folder, size = Path(out).absolute(), jnp.dtype(dtype).itemsize
-    sizes = {name: file_size * size for name, file_size in _counts(file, places).items()}
+    sizes = {name: math.prod(shape) * size for name, shape in shapes.items()}
     shards = plan_shards(sizes, 4_000_000_000)
     tokenizer = tokenizer_files(file.metadata, str(source))
     with new_folder(folder, sum(sizes.values())) as temporary:
@@ -160,33 +184,33 @@ def import_gguf(source: str | Path, out: str | Path, dtype: str = "float32") -> 
 
 def config_json(file: GGUFFile) -> JsonObject:
     """Returns the config.json that a file's metadata and tensors describe."""
-    arch = file.value("general.architecture")
+    arch, values = file.text("general.architecture"), file.values
     name = "mixtral" if arch == "llama" and file.metadata.get("llama.expert_count") else arch
     if name not in ARCHITECTURES:
         raise UnsupportedModel(
-            f"{file.path}: general.architecture = {str(arch)[:80]!r} is not supported (supported:"
+            f"{file.path}: general.architecture = {arch[:80]!r} is not supported (supported:"
             f" {', '.join(ARCHITECTURES)}); convert it to a Hugging Face folder first"
         )
     model_type, constants = ARCHITECTURES[name]
     raw: JsonObject = {"model_type": model_type, "hidden_act": "silu", **constants}
-    raw |= {key: _plain(file.value(f"{arch}.{field}")) for field, key in _SIZES.items()}
+    raw |= {key: _plain(file, f"{arch}.{field}") for field, key in _SIZES.items()}
     raw |= {
-        key: _plain(file.metadata[f"{arch}.{field}"])
+        key: _plain(file, f"{arch}.{field}")
         for field, key in _OPTIONAL.items()
         if f"{arch}.{field}" in file.metadata
     }
     raw.setdefault("num_key_value_heads", raw["num_attention_heads"])
     raw.setdefault("intermediate_size", raw.get("moe_intermediate_size"))
     raw.setdefault("rope_theta", 10_000.0)
-    experts = file.metadata.get(f"{arch}.expert_count")
-    if experts:
-        raw["num_local_experts" if model_type == "mixtral" else "num_experts"] = int(experts)
+    if experts := _experts(file, arch):
+        raw["num_local_experts" if model_type == "mixtral" else "num_experts"] = experts
     if model_type == "mixtral":
         raw.pop("moe_intermediate_size", None)
     if model_type == "llama":
         raw["attention_bias"] = "blk.0.attn_q.bias" in file
-    tokens = file.value("tokenizer.ggml.tokens")
-    raw["vocab_size"] = file.rows("token_embd.weight")
+    _check_layers(file, raw["num_hidden_layers"])
+    tokens = values.typed("tokenizer.ggml.tokens", (list,), REQUIRED)
+    raw["vocab_size"] = file.shape("token_embd.weight")[0]
     if len(tokens) != raw["vocab_size"]:
         raise WeightsError(
             f"{file.path}: the tokenizer has {len(tokens)} tokens, the embedding"
@@ -195,34 +219,91 @@ def config_json(file: GGUFFile) -> JsonObject:
     raw["tie_word_embeddings"] = "output.weight" not in file
     raw |= _rope_scaling(file, arch, raw)
     for key, field in (("bos", "bos"), ("eos", "eos"), ("pad", "padding")):
-        if (token := file.metadata.get(f"tokenizer.ggml.{field}_token_id")) is not None:
-            raw[f"{key}_token_id"] = int(token)
+        token = values.integer(f"tokenizer.ggml.{field}_token_id", -1)
+        if token != -1:
+            raw[f"{key}_token_id"] = token
     return raw
 
 
-def _plain(value: Json) -> int | float:
+def _plain(file: GGUFFile, key: str) -> int | float:
     """Returns a number of the metadata; a float32 becomes the decimal number it was written from
-    (1e-05 instead of 9.999999747378752e-06).
+    (1e-05 instead of 9.999999747378752e-06). A list has a number for each layer: all must be equal.
     """
-    return float(str(np.float32(value))) if isinstance(value, float) else int(value)
+    value = file.metadata.get(key)
+    if isinstance(value, list) and value:
+        if any(x != value[0] for x in value):
+            raise UnsupportedModel(
+                f"{file.path}: {key} has a value for each layer, and they differ; layers of"
+                " different sizes are not supported"
+            )
+        value = value[0]
+    one = Raw({} if value is None else {key: value}, str(file.path))
+    number = one.typed(key, (int, float), REQUIRED)
+    return float(str(np.float32(number))) if isinstance(number, float) else number
+
+
+def _experts(file: GGUFFile, arch: str) -> int:
+    """Returns the number of experts, which the routers have; 0 for a dense model."""
+    experts, router = file.values.integer(f"{arch}.expert_count", 0), "blk.0.ffn_gate_inp.weight"
+    if experts and experts != file.shape(router)[0]:
+        raise WeightsError(
+            f"{file.path}: {arch}.expert_count = {experts}, and {router} has"
+            f" {file.shape(router)[0]} rows; the file is inconsistent"
+        )
+    return experts
+
+
+def _check_layers(file: GGUFFile, layers: int | float) -> None:
+    """Raises WeightsError unless the tensors are of that many layers."""
+    found = {int(x[1]) for name in file.tensors if (x := _LAYER.match(name[:40]))}
+    if len(found) != layers or max(found, default=-1) != layers - 1:
+        raise WeightsError(
+            f"{file.path}: block_count = {layers}, and its tensors are of {len(found)} layers; the"
+            " file is inconsistent"
+        )
+
+
+def _check_keys(file: GGUFFile, config: ModelConfig) -> None:
+    """Raises UnsupportedModel for keys of the architecture that are not read, and whose values
+    change what the model computes.
+    """
+    arch = file.text("general.architecture")
+    implied: Mapping[str, tuple[Json, ...]] = {
+        "vocab_size": (config.vocab_size,),
+        "rope.dimension_count": (config.head_dim,),
+        "attention.value_length": (config.head_dim,),
+    }
+    unread = []
+    for key, value in file.metadata.items():
+        name = key.removeprefix(f"{arch}.")
+        if name == key or name in _READ or value in {**_NEUTRAL, **implied}.get(name, ()):
+            continue
+        unread.append(f"{key[:80]} = {describe_value(value)}")
+    if unread:
+        raise UnsupportedModel(
+            f"{file.path}: {', '.join(unread[:20])}: not supported, and may change what the model"
+            " computes; convert the model's Hugging Face folder instead"
+        )
 
 
 def _rope_scaling(file: GGUFFile, arch: str, raw: JsonMapping) -> JsonObject:
     """Returns the `rope_scaling` of a file's metadata. Llama 3 has a tensor of factors instead,
     which must be those of its published rule.
     """
-    kind = file.metadata.get(f"{arch}.rope.scaling.type", "none")
+    kind, key = file.values.typed(f"{arch}.rope.scaling.type", (str,), "none"), "rope.scaling"
+    factor = file.values.number(f"{arch}.{key}.factor", 1.0)
     if _ROPE_FACTORS in file:
         return {"rope_scaling": _llama3_scaling(file, raw)}
     if kind == "none":
+        if factor not in (0, 1):
+            raise UnsupportedModel(
+                f"{file.path}: {arch}.{key}.factor = {factor:g} without {arch}.{key}.type; convert"
+                " the model's Hugging Face folder instead"
+            )
         return {}
-    scaling: JsonObject = {
-        "rope_type": kind,
-        "factor": _plain(file.value(f"{arch}.rope.scaling.factor")),
-    }
-    original = file.metadata.get(f"{arch}.rope.scaling.original_context_length")
-    if original is not None:
-        scaling["original_max_position_embeddings"] = int(original)
+    scaling: JsonObject = {"rope_type": kind, "factor": _plain(file, f"{arch}.{key}.factor")}
+    if original := file.values.integer(f"{arch}.{key}.original_context_length", 0):
+        scaling["original_max_position_embeddings"] = original
     return {"rope_scaling": scaling}
 
 
@@ -253,7 +334,7 @@ def _place(file: GGUFFile, name: str, raw: JsonMapping) -> tuple[str, int | None
     """Returns the GGUF tensor that holds a Hugging Face tensor, and the expert's index in it."""
     import gguf
 
-    arch = file.value("general.architecture")
+    arch = file.text("general.architecture")
     kinds = {value: key for key, value in gguf.MODEL_ARCH_NAMES.items()}
     names = _name_map(kinds[arch], raw["num_hidden_layers"])
     expert = _EXPERT.search(name)
@@ -271,27 +352,32 @@ def _name_map(kind: Any, layers: int) -> Tree:
     return gguf.get_tensor_name_map(kind, layers)
 
 
-def _check_tensors(file: GGUFFile, places: Mapping[str, tuple[str, int | None]]) -> None:
-    """Raises WeightsError for tensors that the model needs and the file lacks, or the reverse."""
-    needed = {name for name, _ in places.values()}
-    if missing := sorted(needed - file.names):
+def _check_tensors(
+    file: GGUFFile,
+    places: Mapping[str, tuple[str, int | None]],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> None:
+    """Raises WeightsError for tensors that the model needs and the file lacks, or the reverse, and
+    for one of another shape.
+    """
+    needed, stored = {name for name, _ in places.values()}, {*file.tensors}
+    if missing := sorted(needed - stored):
         raise WeightsError(
             f"{file.path} lacks {len(missing)} tensors that the model needs, such as {missing[0]}"
         )
-    if extra := sorted(file.names - needed - {_ROPE_FACTORS}):
+    if extra := sorted(stored - needed - {_ROPE_FACTORS}):
         raise UnsupportedModel(
             f"{file.path} has {len(extra)} tensors that a model of this config does not have, such"
-            f" as {extra[0]}"
+            f" as {extra[0][:80]}"
         )
-
-
-def _counts(file: GGUFFile, places: Mapping[str, tuple[str, int | None]]) -> dict[str, int]:
-    counts = {}
-    for name, (stored, expert) in places.items():
-        shape = file._tensors[stored].shape
-        # The fastest axis is first, so the expert is the last.
-        counts[name] = math.prod(map(int, shape[:-1] if expert is not None else shape))
-    return counts
+    for name, (place, expert) in places.items():
+        shape = file.shape(place)
+        if (shape if expert is None else shape[1:]) != shapes[name]:
+            raise WeightsError(
+                f"{file.path}: the tensor {place} has the shape {shape}, and the metadata ask for"
+                f" {shapes[name]}{'' if expert is None else ' for each expert'}; the file is"
+                " inconsistent"
+            )
 
 
 def _tensors(
@@ -302,7 +388,7 @@ def _tensors(
 ) -> Iterator[np.ndarray]:
     """Yields the tensors in Hugging Face's layout, in the order of `places`."""
     rotated = {"attn_q.": "num_attention_heads", "attn_k.": "num_key_value_heads"}
-    llama = file.value("general.architecture") == "llama"
+    llama = file.text("general.architecture") == "llama"
     for stored, expert in places.values():
         values = file.read(stored)
         values = values if expert is None else values[expert]

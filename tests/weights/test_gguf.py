@@ -1,6 +1,8 @@
 """Import of GGUF files, compared with the import of transformers."""
 
 import json
+import struct
+import time
 
 import gguf
 import numpy as np
@@ -12,6 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from compass_jax.commands.cli import main
+from compass_jax.errors import UserError
 from compass_jax.families.raw import UnsupportedModel, WeightsError
 from compass_jax.weights.gguf_folder import import_gguf
 from compass_jax.weights.gguf_tokenizer import tokenizer_files
@@ -49,8 +52,10 @@ def add_tokenizer(writer, pre="qwen2", tokens=None):
     return len(vocabulary)
 
 
-def write_gguf(path, arch, kind=Q.Q8_0, experts=0, **tokenizer):
-    """Writes a model with random weights, whose matrices are quantised as `kind`."""
+def write_gguf(path, arch, kind=Q.Q8_0, experts=0, more=lambda writer: None, **tokenizer):
+    """Writes a model with random weights, whose matrices are quantised as `kind`; `more` adds to
+    its metadata.
+    """
     rng, writer = np.random.default_rng(0), gguf.GGUFWriter(path, arch)
     vocab = add_tokenizer(writer, **tokenizer)
     writer.add_context_length(128)
@@ -62,6 +67,7 @@ def write_gguf(path, arch, kind=Q.Q8_0, experts=0, **tokenizer):
     writer.add_key_length(32)
     writer.add_layer_norm_rms_eps(1e-5)
     writer.add_rope_freq_base(5000.0)
+    more(writer)
     if experts:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(2)
@@ -241,8 +247,8 @@ def test_files_that_cannot_be_converted_are_refused_and_leave_nothing(tmp_path, 
     tokens = byte_level_vocabulary()[0]
     extra = write_gguf(tmp_path / "extra.gguf", "qwen3", tokens=[*tokens, "more"])
     for file, message in (
-        (truncated, "could not be read as a GGUF file"),
-        (no_gguf, "could not be read as a GGUF file"),
+        (truncated, "the file is truncated or damaged"),
+        (no_gguf, "it does not begin with GGUF"),
         (tmp_path / "absent.gguf", "does not exist"),
         (other, "general.architecture = 'falcon' is not supported"),
         (extra, f"the tokenizer has {len(tokens) + 1} tokens, the embedding {len(tokens)} rows"),
@@ -265,3 +271,157 @@ def test_an_unknown_quantisation_and_a_missing_tensor_are_refused(tmp_path, monk
     other.write_bytes(data)
     with pytest.raises(WeightsError, match="lacks 6 tensors that the model needs, such as blk"):
         import_gguf(other, tmp_path / "out")
+
+
+def text(value):
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def header(tensors=0, pairs=()):
+    return b"GGUF" + struct.pack("<IQQ", 3, tensors, len(pairs)) + b"".join(pairs)
+
+
+ENDLESS = text("x.y") + struct.pack("<IIQ", 9, 0, 2**62)
+TWICE = text("x.y") + struct.pack("<IB", 7, 1)
+NESTED = text("x.y") + struct.pack("<IIQ", 9, 9, 1)
+DAMAGED = {
+    "endless": (header(pairs=[ENDLESS]), "4611686018427387904 numbers, where 0 bytes are left"),
+    "texts": (header(pairs=[text("x.y") + struct.pack("<IIQ", 9, 8, 2**40)]), "texts, where 0"),
+    "many keys": (b"GGUF" + struct.pack("<IQQ", 3, 0, 2**60), "keys, where 0 bytes are left"),
+    "twice": (header(pairs=[TWICE, TWICE]), "the key 'x.y' twice"),
+    "nested": (header(pairs=[NESTED]), "lists of lists"),
+    "kind": (header(pairs=[text("x.y") + struct.pack("<I", 99) + b"12345678"]), "type 99"),
+    "version": (b"GGUF" + struct.pack("<IQQ", 9, 0, 0), "version 9 of GGUF"),
+    "big-endian": (b"GGUF" + struct.pack(">IQQ", 3, 0, 0), "big-endian"),
+    "empty": (b"", "is empty"),
+    "no UTF-8": (header(pairs=[struct.pack("<Q", 4) + b"\xff" * 14]), "is not UTF-8"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGED)
+def test_a_damaged_header_is_refused_before_anything_is_read_by_it(tmp_path, name):
+    data, message = DAMAGED[name]
+    (tmp_path / "x.gguf").write_bytes(data)
+    with pytest.raises(WeightsError, match=message):
+        import_gguf(tmp_path / "x.gguf", tmp_path / "out")
+
+
+ADDED = {
+    "a scale of positions": (
+        lambda writer: writer.add_float32("llama.rope.scale_linear", 4.0),
+        "llama.rope.scale_linear = 4.0: not supported",
+    ),
+    "a scale of experts": (
+        lambda writer: writer.add_expert_weights_scale(2.5),
+        "llama.expert_weights_scale = 2.5: not supported",
+    ),
+    "a window": (lambda writer: writer.add_sliding_window(64), "llama.attention.sliding_window"),
+    "part of a head": (
+        lambda writer: writer.add_rope_dimension_count(16),
+        "llama.rope.dimension_count = 16: not supported",
+    ),
+    "a factor alone": (
+        lambda writer: (
+            writer.add_rope_scaling_factors(2.0)
+            if hasattr(writer, "add_rope_scaling_factors")
+            else writer.add_rope_scaling_factor(2.0)
+        ),
+        "rope.scaling.factor = 2 without",
+    ),
+    "an end of each text": (
+        lambda writer: writer.add_add_eos_token(True),
+        "tokenizer.ggml.add_eos_token = True: not supported",
+    ),
+    "an id outside": (lambda writer: writer.add_pad_token_id(10**6), "pad_token_id = 1000000"),
+}
+
+
+@pytest.mark.parametrize("name", ADDED)
+def test_metadata_that_change_the_model_are_refused_by_name(tmp_path, name):
+    more, message = ADDED[name]
+    path = write_gguf(tmp_path / "model.gguf", "llama", more=more)
+    with pytest.raises(WeightsError, match=message):
+        import_gguf(path, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_all_keys_that_are_not_read_are_named_at_once_and_neutral_ones_are_none(tmp_path):
+    def more(writer):
+        writer.add_float32("llama.rope.scale_linear", 4.0)
+        writer.add_logit_scale(0.5)
+
+    path = write_gguf(tmp_path / "model.gguf", "llama", more=more)
+    with pytest.raises(UnsupportedModel, match=r"scale_linear = 4.0, llama.logit_scale = 0.5"):
+        import_gguf(path, tmp_path / "out")
+
+    def neutral(writer):
+        writer.add_float32("llama.rope.scale_linear", 1.0)
+        writer.add_rope_dimension_count(32)
+        writer.add_vocab_size(len(byte_level_vocabulary()[0]))
+
+    import_gguf(write_gguf(tmp_path / "model.gguf", "llama", more=neutral), tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (b"llama.block_count", 7, "block_count = 7, and its tensors are of 2 layers"),
+        (
+            b"llama.feed_forward_length",
+            32,
+            r"shape \(96, 64\), and the metadata ask for \(96, 32\)",
+        ),
+    ],
+)
+def test_sizes_that_the_tensors_do_not_have_are_refused(tmp_path, key, value, message):
+    path = write_gguf(tmp_path / "model.gguf", "llama")
+    data = path.read_bytes()
+    at = data.index(key) + len(key) + 4
+    path.write_bytes(data[:at] + struct.pack("<I", value) + data[at + 4 :])
+    with pytest.raises(WeightsError, match=message):
+        import_gguf(path, tmp_path / "out")
+
+
+def test_two_tensors_at_one_place_are_refused(tmp_path):
+    path = write_gguf(tmp_path / "model.gguf", "llama")
+    data = bytearray(path.read_bytes())
+    reader = gguf.GGUFReader(path)
+    place = reader.tensors[3].field.offset + reader.tensors[3].field.parts[0].nbytes
+    at = data.index(reader.tensors[3].name.encode(), place - 8) + len(reader.tensors[3].name)
+    axes = struct.unpack_from("<I", data, at)[0]
+    offset = at + 4 + 8 * axes + 4
+    before = reader.tensors[2].data_offset - reader.data_offset
+    struct.pack_into("<Q", data, offset, before)
+    path.write_bytes(data)
+    with pytest.raises(WeightsError, match="again, or over another one"):
+        import_gguf(path, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, 10))]
+)
+def test_mutated_files_are_refused_in_one_line_or_read_within_seconds(tmp_path, part):
+    """Fifty files each, whose headers have random bytes, lengths or ends."""
+    rng = np.random.default_rng(part)
+    arch, experts = ("qwen3moe", EXPERTS) if part % 2 else ("llama", 0)
+    whole = write_gguf(tmp_path / "model.gguf", arch, experts=experts)
+    data = whole.read_bytes()
+    end, refused, path = gguf.GGUFReader(whole).data_offset, 0, tmp_path / "mutated.gguf"
+    for number in range(50):
+        mutated, at = bytearray(data), int(rng.integers(4, end - 8))
+        if number % 3 == 0:
+            struct.pack_into("<Q", mutated, at, int(rng.integers(0, 2**63)))
+        elif number % 3 == 1:
+            mutated[at] ^= 1 << int(rng.integers(8))
+        else:
+            del mutated[at : at + int(rng.integers(1, 9))]
+        path.write_bytes(mutated)
+        started = time.process_time()
+        try:
+            import_gguf(path, tmp_path / f"out{number}")
+        except UserError as error:
+            refused += 1
+            assert str(error).startswith(str(path)) and "\n" not in str(error)
+            assert not (tmp_path / f"out{number}").exists()
+        assert time.process_time() - started < 5
+    assert refused > 15
