@@ -26,6 +26,7 @@ from compass_jax.config.data import (
     TaskSource,
 )
 from compass_jax.config.drafts import Drafts
+from compass_jax.config.entropy import EntropyConfig
 from compass_jax.config.errors import ConfigError
 from compass_jax.config.guard import GuardConfig
 from compass_jax.config.judge import EngineJudgeConfig, JudgeConfig, ScalarJudgeConfig
@@ -60,6 +61,7 @@ __all__ = [
     "DataConfig",
     "Drafts",
     "EngineJudgeConfig",
+    "EntropyConfig",
     "EvalConfig",
     "EvalSet",
     "FileSource",

@@ -9,7 +9,7 @@ from compass_jax.config.advantage import Advantage, default_advantage
 from compass_jax.config.correction import Correction, no_correction
 from compass_jax.config.errors import check
 from compass_jax.config.objective import Objective, default_objective
-from compass_jax.config.ranges import Bound, CountOrOff, Range, Section, Tokens
+from compass_jax.config.ranges import Bound, Coefficient, CountOrOff, Range, Section, Tokens
 from compass_jax.config.sampling import ReplayConfig
 
 Strength = Annotated[float, Range(0, 1000, above=True, note="rl_zvp=False switches it off")]
@@ -76,6 +76,8 @@ class AlgorithmConfig(ReplayConfig):
     """Penalties on length and repetition (stage 3)."""
     zero_variance: RLZVPConfig = field(default_factory=RLZVPConfig)
     """Advantages for groups whose rewards are all equal."""
+    entropy_bonus: Coefficient = 0.0
+    """Bonus on the policy's entropy (an advantage a nat, docs/howto/failures.md); 0: none."""
     mask_truncated: bool = False
     """Overlong filtering: train on no answer that max_new_tokens cuts off; its reward still counts
     in its group (DAPO, arXiv 2503.14476, section 3.4).
@@ -92,7 +94,8 @@ class AlgorithmConfig(ReplayConfig):
     def zero_advantage_is_idle(self) -> bool:
         """Whether rows without any advantage have no gradient, as far as rewards alone tell."""
         terms = self.objective.kl_coef or self.objective.router_aux_coef
-        return self.objective.needs_advantage and not terms and not self.zero_variance.rl_zvp
+        every_token = self.zero_variance.rl_zvp or self.entropy_bonus
+        return self.objective.needs_advantage and not terms and not every_token
 
     def _check(self, key: str) -> None:
         super()._check(key)

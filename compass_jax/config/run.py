@@ -218,6 +218,11 @@ def _check_places(rl: RLConfig, policy: PolicyConfig, rewards: RewardConfig) -> 
         " the two",
     )
     check(
+        not (samplers.acts and rl.entropy.keep),
+        f"rl.entropy.keep = {rl.entropy.keep:g} with samplers: they sample at"
+        " rollout.temperature alone; leave out one of the two",
+    )
+    check(
         samplers.lockstep or rl.one_step_off,
         "samplers.lockstep = False without rl.one_step_off: no rollout would run while the"
         " weights change; set rl.one_step_off, or leave lockstep on",

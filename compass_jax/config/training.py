@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from compass_jax.config.algorithm import AlgorithmConfig, RLZVPConfig
+from compass_jax.config.entropy import EntropyConfig
 from compass_jax.config.errors import check
 from compass_jax.config.guard import GuardConfig
 from compass_jax.config.predictor import Predictor, default_predictor
@@ -96,6 +97,8 @@ class RLConfig(AlgorithmConfig, SamplingConfig, UpdatesConfig):
     """Checkpoint interval in steps; 0: only at the end."""
     eval_every: CountOrOff = 0
     """Evaluation interval in steps, with another evaluation at the end; 0: only at the end."""
+    entropy: EntropyConfig = field(default_factory=EntropyConfig)
+    """Control of the rollout's temperature by the policy's entropy."""
     guard: GuardConfig = field(default_factory=GuardConfig)
     """Watch for failure signatures."""
     stages: tuple[RLStage, ...] = ()
@@ -128,6 +131,12 @@ class RLConfig(AlgorithmConfig, SamplingConfig, UpdatesConfig):
             "rl.optim.rate_by_groups counts groups whose rewards vary, and rl.zero_variance.rl_zvp"
             " gives the others an advantage too: switch one of them off",
         )
+        for name in ("partial_prompts", "drafts"):
+            check(
+                not (self.entropy.keep and getattr(self, name)),
+                f"rl.entropy.keep = {self.entropy.keep:g}: the temperature changes between steps,"
+                f" and rl.{name} takes tokens of earlier ones; leave one of them out",
+            )
         self._check_correction()
         self._check_advantage()
         check(

@@ -139,6 +139,8 @@ def prepare(
     # Stage 4 acts on the groups that are uniform even so.
     still_uniform = jnp.where(by_shaping, int(GroupKind.UNDECIDED), row_kind)
     advantage = _advantage(response_advantage, trained, old_entropy, still_uniform, config)
+    if config.entropy_bonus:
+        advantage += entropy_advantage(rows, trained, config.entropy_bonus)
 
     entropy_group = objective.groups(old_entropy, trained)
     several = samples if SAMPLE in columns else None
@@ -226,6 +228,23 @@ def _advantage(
         return advantage
     alpha = config.zero_variance.rl_zvp_alpha
     return advantage + rl_zvp_advantage(old_entropy, trained, still_uniform, alpha)
+
+
+def entropy_advantage(
+    rows: UpdateRows, trained: Bool[Array, "b t"], bonus: float
+) -> Float[Array, "b t"]:
+    """Computes the advantage bonus (-log pi_old - H_old) of each trained token. Over tokens that
+    the policy draws its policy gradient is that of bonus H at each state, since E[grad log pi] = 0:
+
+        E[(-log pi - H) grad log pi] = -sum_v log pi(v) grad pi(v) = grad H
+
+    States that a token leads to are not credited to it, as in the bonus of PPO (arXiv 1707.06347,
+    eq. 9). Raises ValueError without old_logp.
+    """
+    if rows.old_logp is None:
+        raise ValueError(f"prepare: rl.entropy_bonus = {bonus} needs old_logp")
+    zero = jnp.zeros((), rows.old_entropy.dtype)
+    return jnp.where(trained, bonus * (-rows.old_logp - rows.old_entropy), zero)
 
 
 def _finite(mask: Bool[Array, "b t"], *arrays: Float[Array, "b t"] | None) -> Bool[Array, "b"]:

@@ -44,6 +44,7 @@ class Collection:
     seed: int
     policy_version: int = 0
     sampler: Sampler | None = None
+    temperature: float | None = None  # instead of the sampler's, without another compilation
     keep_routes: bool = True
     stats: RolloutStats = field(default_factory=RolloutStats)
     buffer: RouteBuffer | None = None
@@ -65,7 +66,7 @@ class Collection:
             self.params,
             self.purpose,
             self.seed,
-            sampler=self.sampler,
+            sampler=self.sampler if self.temperature is None else Sampler(per_request=True),
             version=self.policy_version,
             routes=self._held,
             stats=self.stats,
@@ -134,7 +135,14 @@ class Collection:
             first = n * self.samples if self.rows is None else self.rows[n]
             limit = self._limit(n)
             requests = [
-                Request.of(prompt, key.index, first + key.index, limit, self.policy_version)
+                Request.of(
+                    prompt,
+                    key.index,
+                    first + key.index,
+                    limit,
+                    self.policy_version,
+                    temperature=self.temperature or 0.0,
+                )
                 for key in keys
             ]
             self._asked.update(keys)

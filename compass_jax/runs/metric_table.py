@@ -277,6 +277,7 @@ rollout/carried_groups [groups]: Groups that go on in the next step.
 rollout/carried_tokens [tokens]: Tokens that the carried samples have by now.
 # speed
 rollout/tokens_per_s [tokens/s]: Tokens generated per second of the rollout.
+rollout/temperature: Temperature of the step's rollout, where rl.entropy.keep controls it.
 rollout/slot_occupancy [share]: Decoding steps of slots that had a live sample.
 rollout/preempted [samples]: Times that a sample gave up its slot for want of pages.
 train/tokens_per_s [tokens/s]: Tokens trained on per second of scoring and updates.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from jaxtyping import Float
@@ -29,6 +30,7 @@ from compass_jax.model.params import training_layout
 from compass_jax.model.transformer import Transformer
 from compass_jax.records import Prompt
 from compass_jax.rewards.joined import AnyScorer, check_rows
+from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.draft_engine import engine_for
 from compass_jax.rollout.engine_api import RolloutEngine
 from compass_jax.rollout.plain_engine import PlainEngine
@@ -48,6 +50,7 @@ from compass_jax.training.hooks.own import own_hooks
 from compass_jax.training.hooks.rates import RateFactors
 from compass_jax.training.hooks.samples import SampleLog
 from compass_jax.training.hooks.step_metrics import PermutedRewards, StepMetrics
+from compass_jax.training.hooks.temperature import TemperatureControl
 from compass_jax.training.learner import Learner
 from compass_jax.training.loop import RLTrainer
 from compass_jax.training.own_engine import OpenEngine, check_own_engine, check_samplers
@@ -91,7 +94,8 @@ class Building:
         self.scorer, self.run_state, self.telemetry = scorer, run_state, telemetry
         self.printed, self.pool, self.transport = printed, pool, transport
         self.open_engine = open_engine
-        self.made: RLTrainer  # by `trainer`
+        self.made: RLTrainer  # by `trainer`, like the next
+        self.collect: Collector
 
     def trainer(self) -> RLTrainer:
         """Returns a trainer that continues the run from its newest checkpoint, to the end of its
@@ -116,6 +120,7 @@ class Building:
         sampling = rl.sampling, config.rewards, config.seed
         lengths = history.expected_length
         collect = Collector(engine, self.scorer, turns, lengths, *sampling)
+        self.collect = collect
         if self.drafts is not None:
             collect.decided = self.drafts.decided
         buffer = new_buffer(engine, rl.sampling)
@@ -158,6 +163,12 @@ class Building:
 
     def _version(self) -> int:
         return self.made.learner.version
+
+    def _sample_at(self, temperature: float) -> None:
+        self.collect.batcher = partial(Collection, temperature=temperature)
+
+    def _train_at(self, temperature: float) -> None:
+        self.made.learner.temperature = temperature
 
     def _engine(self, rollout: Placement | None) -> RolloutEngine:
         """Returns the engine of this process's devices, that of the samplers, or the caller's."""
@@ -219,6 +230,10 @@ class Building:
             yield DraftAccount()
         yield StepMetrics(prompts, config.rewards, rl.shaping, self.stage)
         yield EntropyWatch(notices.print_of_kind)
+        if rl.entropy.keep:
+            yield TemperatureControl(
+                rl.entropy, config.rollout.temperature, self._sample_at, self._train_at
+            )
         if rl.optim.schedule_tokens or rl.optim.rate_by_groups:
             yield RateFactors(rl.optim, rl.prompts_per_step)
         steady = rl.zero_variance.posterior

@@ -60,6 +60,7 @@ def check_own_engine(
             " 'R2', whose routes are those of training's first pass, or 'off'"
         )
     check(rl.drafts is None, f"rl.drafts {needs}")
+    check(not rl.entropy.keep, f"rl.entropy.keep {needs}")
     check(not has_own_devices, f"rollout_apart and samplers: each {needs}")
     for name in ("quantize", "kv_quantize"):
         check(getattr(rollout, name) == "off", f"rollout.{name} {needs}")

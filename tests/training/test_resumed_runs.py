@@ -57,6 +57,8 @@ QUICK = [
     case("screening", stop_at_sample, 17, 1, 4, CLOSE),  # step 2, before all first samples are done
     case("average", kill_in_training, 3, 2),
     case("rates", kill_after_step, 2, 1),
+    # Step 6, whose temperature is a higher one.
+    case("entropy", stop_at_sample, 90, 5, 4, CLOSE),
     case("rounds", stop_at_sample, 45, 1, None, CLOSE),
     case("rounds", kill_in_training, 2, 1),
     # The predictions of a rollout whose update was lost are saved with its groups.
@@ -95,6 +97,9 @@ SLOW = [
     case("one step off, rounds", stop_after_step, 2, 2),
     case("rates", stop_at_sample, 19, 1, 4, CLOSE),
     case("one step off, rates", kill_in_training, 2, 1, 4),
+    case("entropy", kill_in_training, 6, 5),
+    case("one step off, entropy", kill_in_training, 6, 5, 4),
+    case("one step off, entropy", stop_after_step, 5, 5, 4),
     case("one step off, rates", stop_after_step, 2, 2, 4),
     case("one step off, screening", kill_in_training, 2, 1, 4),
     case("replay", stop_in, ("pull", 5), 2, 4),  # within the update of step 3

@@ -12,6 +12,7 @@ from replaying import GroupReplay
 from tiny_run import tiny_run
 
 from compass_jax.config import (
+    EntropyConfig,
     OptimConfig,
     RLStage,
     RunConfig,
@@ -46,6 +47,8 @@ RATES = {
         rate_by_groups=True,
     ),
 }
+# more than the policy has, so that the temperature rises from the fifth step on
+HELD = EntropyConfig(keep=1.5, gain=0.5)
 SCREENING = Screening(n0=2, min_chance=1.0, min_chance_hard=0.6)
 ROUNDS = dataclasses.replace(SCREENING, rounds=3)
 GROWING = {
@@ -117,6 +120,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "group_size": 2,
         },
     ),
+    "entropy": ("coin", {"steps": 7, "entropy": HELD}),
+    "one step off, entropy": ("coin", {**AHEAD, "steps": 7, "entropy": HELD}),
 }
 VARIANTS |= {
     name: ("seldom", {"steps": 4, "correction": TIS, "zero_variance": VERIFIED} | settings)

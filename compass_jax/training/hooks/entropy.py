@@ -41,8 +41,8 @@ class EntropyWatch(Hook):
                 "entropy",
                 f"the policy's entropy is {now:.3g} nats a token, {now / before:.0%} of that of the"
                 " first steps: answers to one prompt become alike, and fewer groups vary. If the"
-                " held-out reward stands still too, lower rl.optim.learning_rate, or raise"
-                " rollout.temperature (docs/howto/failures.md)",
+                " held-out reward stands still too, lower rl.optim.learning_rate, or hold the"
+                " entropy by rl.entropy.keep (docs/howto/failures.md)",
             )
 
     def state(self) -> JsonObject:
