@@ -93,7 +93,7 @@ class Answer:
     """The response to a job, as pieces in the order of arrival. `close` cancels the rest."""
 
     def __init__(self, job: Job, served: Served, batcher: OnlineBatcher, number: int, began: float):
-        self.job = job
+        self.job, self.streams = job, job.body.stream
         self._served, self._batcher = served, batcher
         self._number, self._began = number, began
         # Other draws after a restart, and in another server

@@ -1,4 +1,4 @@
-"""`compass serve`: the routes of OpenAI's API, backed by one batcher.
+"""`compass serve`: the routes of OpenAI's API and vLLM's route of token ids, over one batcher.
 
 A response is streamed as server-sent events or sent as one JSON body. The slots of a client that
 disconnects are released. Bodies are parsed and tokenised in threads, so that a long body does not
@@ -11,8 +11,9 @@ import asyncio
 import itertools
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TypeVar
 
 from anyio import CapacityLimiter, to_thread
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
@@ -26,12 +27,14 @@ from starlette.types import Receive, Scope, Send
 from compass_jax.rollout.online import OnlineBatcher, QueueFull
 from compass_jax.serving import metrics
 from compass_jax.serving.errors import ApiError
+from compass_jax.serving.generate import Generation
 from compass_jax.serving.guard import CLIENT_LEFT, Guard, error_response
 from compass_jax.serving.limits import Limits
 from compass_jax.serving.openai_answers import Answer
 from compass_jax.serving.openai_bodies import ChatBody, CompletionBody
-from compass_jax.serving.openai_requests import Job, Served, read_job
+from compass_jax.serving.openai_requests import Served, read_generate, read_job
 
+T = TypeVar("T")
 Kind = type[CompletionBody | ChatBody]
 
 
@@ -53,6 +56,7 @@ class Api:
         self.routes = [
             Route("/v1/completions", partial(self.respond, kind=CompletionBody), methods=["POST"]),
             Route("/v1/chat/completions", partial(self.respond, kind=ChatBody), methods=["POST"]),
+            Route("/inference/v1/generate", self.generate, methods=["POST"]),
             Route("/v1/models", self.models),
             Route("/health", self.health),
             Route("/metrics", self.metrics_page),
@@ -60,7 +64,9 @@ class Api:
 
     async def models(self, request: Request) -> Response:
         """Returns the list of models, which has one entry."""
-        model = {"id": self.served.model, "object": "model", "created": self._started}
+        served = self.served
+        model = {"id": served.model, "object": "model", "created": self._started}
+        model["max_model_len"] = served.prompt_tokens + served.max_new_tokens
         return JSONResponse({"object": "list", "data": [{**model, "owned_by": "compass_jax"}]})
 
     async def health(self, request: Request) -> Response:
@@ -75,10 +81,16 @@ class Api:
 
     async def respond(self, request: Request, kind: Kind) -> Response:
         """Returns the response to a completion or chat request."""
-        job = await self._job(request, kind)
-        return AnswerResponse(self._submit(job, request.scope["began"]))
+        job = await self._job(request, partial(read_job, kind=kind, served=self.served))
+        began = request.scope["began"]
+        return self._submitted(lambda n: Answer(job, self.served, self.batcher, n, began))
 
-    async def _job(self, request: Request, kind: Kind) -> Job:
+    async def generate(self, request: Request) -> Response:
+        """Returns the response to a request of token ids."""
+        job = await self._job(request, partial(read_generate, served=self.served))
+        return self._submitted(lambda n: Generation(job, self.served, self.batcher, n))
+
+    async def _job(self, request: Request, read: Callable[[bytes], T]) -> T:
         """Receives, parses and tokenises a request."""
         limits = self.limits
         if self._preparing >= limits.preparing:
@@ -88,19 +100,17 @@ class Api:
         try:
             async with asyncio.timeout(limits.prepare_s):
                 body = await _body(request, limits.body_bytes)
-                return await to_thread.run_sync(
-                    read_job, body, kind, self.served, limiter=self._reading
-                )
+                return await to_thread.run_sync(read, body, limiter=self._reading)
         except TimeoutError as error:
             text = f"the request did not come within {limits.prepare_s:g} s"
             raise ApiError(text, status=408) from error
         finally:
             self._preparing -= 1
 
-    def _submit(self, job: Job, began: float) -> Answer:
-        number = next(self._number)
+    def _submitted(self, submit: Callable[[int], Answer | Generation]) -> Response:
+        """Returns the response to a job that `submit` puts into the queue, by its number."""
         try:
-            return Answer(job, self.served, self.batcher, number, began)
+            return AnswerResponse(submit(next(self._number)))
         except QueueFull as error:
             raise ApiError(str(error), status=429) from error
         except ValueError as error:
@@ -113,8 +123,8 @@ class Api:
 class AnswerResponse(StreamingResponse):
     """A JSON response or a stream of events, cancelled when the client disconnects."""
 
-    def __init__(self, answer: Answer):
-        self._answer, self._streams = answer, answer.job.body.stream
+    def __init__(self, answer: Answer | Generation):
+        self._answer, self._streams = answer, answer.streams
         body = answer.events() if self._streams else answer.single()
         media_type = "text/event-stream" if self._streams else "application/json"
         super().__init__(body, headers={"cache-control": "no-cache"}, media_type=media_type)

@@ -105,10 +105,15 @@ class StreamOptions(Body):
     include_usage: bool = False
 
 
-class Sampling(Body):
-    """The fields that completion and chat requests share."""
+class OfModel(Body):
+    """A request to a model."""
 
     model: str | None = None
+
+
+class Sampling(OfModel):
+    """The fields that completion and chat requests share."""
+
     n: int = Field(1, ge=1, le=MOST_CHOICES)
     temperature: float = Field(1.0, ge=0, le=2)
     top_p: float = Field(1.0, ge=0, le=1)
@@ -128,6 +133,43 @@ class Sampling(Body):
     metadata: dict[str, Any] | None = None
     store: bool | None = None
     service_tier: str | None = None
+
+
+class SamplingParams(Body):
+    """The sampling parameters of a body of /inference/v1/generate, by vLLM's names."""
+
+    temperature: float = Field(1.0, ge=0, le=2)
+    top_p: float = Field(1.0, ge=0, le=1)
+    top_k: int = Field(0, ge=-1, le=MOST_TOKENS)
+    max_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
+    seed: int | None = Field(None, ge=-(2**63), le=2**63 - 1)
+    stop_token_ids: Annotated[list[int], Field(max_length=64)] = []
+    logprobs: int | None = Field(None, ge=0, le=1)  # each token's own is always sent
+    # accepted only at their neutral value
+    n: Annotated[int, _only(1)] = 1
+    min_p: Zero = 0.0
+    min_tokens: Annotated[int, _only(0)] = 0
+    presence_penalty: Zero = 0.0
+    frequency_penalty: Zero = 0.0
+    repetition_penalty: One = 1.0
+    ignore_eos: Annotated[bool, _only(False)] = False
+    stop: Annotated[list[str], _only([], text="is not supported: use stop_token_ids")] = []
+    # without effect, since no text is sent
+    skip_special_tokens: bool = False
+    detokenize: bool = False
+
+
+class GenerateBody(OfModel):
+    """A body of /inference/v1/generate: token ids in, token ids out."""
+
+    token_ids: list[int]
+    sampling_params: SamplingParams = Field(
+        default_factory=lambda: SamplingParams.model_validate({})
+    )
+    stream: Annotated[bool, _only(False)] = False
+    # accepted and ignored: requests are served in their order, and no prefix of one is another's
+    cache_salt: str | None = None
+    priority: int = 0
 
 
 class CompletionBody(Sampling):

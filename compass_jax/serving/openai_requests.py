@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from pydantic import ValidationError
@@ -17,7 +18,14 @@ from compass_jax.chat.base import UnknownMarks
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.vocabulary import TokenizerError
 from compass_jax.serving.errors import ApiError, describe_value
-from compass_jax.serving.openai_bodies import MOST_CHOICES, ChatBody, CompletionBody, refusal
+from compass_jax.serving.openai_bodies import (
+    MOST_CHOICES,
+    ChatBody,
+    CompletionBody,
+    GenerateBody,
+    OfModel,
+    refusal,
+)
 from compass_jax.untrusted import parse_json
 
 MOST_DIGITS = 4000  # maximum length of an integer in a body, checked before conversion
@@ -48,6 +56,16 @@ class Served:
         return self.prompt_tokens * self.tokenizer.longest
 
 
+class GenerateJob(NamedTuple):
+    """A validated request of /inference/v1/generate: the prompt's ids, and the maximum number of
+    tokens, limited to what fits.
+    """
+
+    body: GenerateBody
+    prompt: np.ndarray
+    max_tokens: int
+
+
 @dataclass(frozen=True)
 class Job:
     """A validated request. Each of `prompts`, token ids, gets `body.n` answers.
@@ -73,8 +91,11 @@ class Job:
         return isinstance(self.body, ChatBody)
 
 
-def read_job(data: bytes, kind: type[CompletionBody | ChatBody], served: Served) -> Job:
-    """Returns the job for a request body. Raises ApiError for an invalid request."""
+B = TypeVar("B", bound=OfModel)
+
+
+def read_body(data: bytes, kind: type[B], served: Served) -> B:
+    """Returns a request body of a kind, for the served model. Raises ApiError for another one."""
     value = parse_json(data, "the body", error=ApiError, most_digits=MOST_DIGITS)
     if not isinstance(value, dict):
         raise ApiError("the body must be a JSON object")
@@ -85,6 +106,20 @@ def read_job(data: bytes, kind: type[CompletionBody | ChatBody], served: Served)
     if body.model not in (None, served.model):
         text = f"the model {describe_value(body.model)} is not served here; {served.model!r} is"
         raise ApiError(text, "model", 404)
+    return body
+
+
+def read_generate(data: bytes, served: Served) -> GenerateJob:
+    """Returns the job for a body of /inference/v1/generate. Raises ApiError for an invalid one."""
+    body = read_body(data, GenerateBody, served)
+    limit = body.sampling_params.max_tokens or served.max_new_tokens
+    ids = checked_ids(body.token_ids, served, "token_ids")
+    return GenerateJob(body, ids, min(limit, served.max_new_tokens))
+
+
+def read_job(data: bytes, kind: type[CompletionBody | ChatBody], served: Served) -> Job:
+    """Returns the job for a request body. Raises ApiError for an invalid request."""
+    body = read_body(data, kind, served)
     if body.stream_options is not None and not body.stream:
         raise ApiError("stream_options needs stream = true", "stream_options")
     if isinstance(body, ChatBody):
@@ -130,7 +165,7 @@ def chat_job(body: ChatBody, served: Served) -> Job:
     limit = body.max_tokens or body.max_completion_tokens or served.max_new_tokens
     most = min(limit, served.max_new_tokens)
     logprobs = body.top_logprobs if body.logprobs else None
-    return Job(body, (_checked_ids(ids, served),), most, logprobs, tools=tuple(tools))
+    return Job(body, (checked_ids(ids, served),), most, logprobs, tools=tuple(tools))
 
 
 def _shown_thoughts(messages: list[dict], served: Served) -> list[dict]:
@@ -192,15 +227,18 @@ def _tokens(prompt: str | list[int], served: Served) -> np.ndarray:
             prompt = served.tokenizer.encode(prompt, trusted=served.trust_prompts)
         except TokenizerError as error:
             raise ApiError(str(error), "prompt") from error
-    return _checked_ids(prompt, served)
+    return checked_ids(prompt, served)
 
 
-def _checked_ids(prompt: list[int], served: Served) -> np.ndarray:
+def checked_ids(prompt: list[int], served: Served, param: str = "prompt") -> np.ndarray:
+    """Returns the ids of a prompt. Raises ApiError, which names `param`, for a prompt that is empty
+    or too long, and for ids that are no tokens.
+    """
     if not prompt:
-        raise ApiError("the prompt is empty", "prompt")
+        raise ApiError("the prompt is empty", param)
     if len(prompt) > served.prompt_tokens:
         text = f"the prompt has {len(prompt)} tokens, this server takes {served.prompt_tokens}"
-        raise ApiError(f"{text} (--prompt-tokens)", "prompt")
+        raise ApiError(f"{text} (--prompt-tokens)", param)
     if min(prompt) < 0 or max(prompt) >= served.vocab_size:
-        raise ApiError(f"token ids must be from 0 to {served.vocab_size - 1}", "prompt")
+        raise ApiError(f"token ids must be from 0 to {served.vocab_size - 1}", param)
     return np.asarray(prompt, np.int32)
