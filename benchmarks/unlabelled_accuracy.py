@@ -38,8 +38,8 @@ tuning, seeds 300 to 302, which no result uses. GRPO and the recipe (posterior s
     300 went on; on 301 GRPO's four learnt nothing, which is why there are six again.)
 pieces, seeds 300 to 302, at the recipe's setting: advantages `shrunk` and `predicted`; up to two
     rounds for as many varied groups as prompts; the rate by varied groups; prediction by state; 2
-    of 8; no screening. One whose mean score is above 1.1 times the recipe's is not run on further
-    seeds. Those whose mean score is lower than the recipe's are tried together, best first, as long
+    of 8; no screening. One whose mean score is above 1.1 times the recipe's on the same seeds is
+    not run on further ones. Those whose mean score is lower than the recipe's are tried together, best first, as long
     as the score falls; what comes out is the candidate.
 hard, seeds 310 to 319, which nothing has used. GRPO and the candidate, whole; up to the passage, as
     controls, the candidate with the sources' labels, GRPO without the too hard prompts (deleted by
@@ -544,24 +544,29 @@ def mean_score(
     arm: str,
     cell: Cell,
     change: Change,
-    most: float = math.inf,
+    against: Sequence[float] = (),
 ) -> float:
-    """Runs an arm on the tuning seeds as long as its mean score is at most `most`, and returns
-    it.
+    """Runs an arm on the tuning seeds, and returns its mean score; infinity for one whose mean is
+    above WORSE times that of the scores `against`, by seed, which is run no further.
     """
     scores: list[float] = []
     for seed in experiment.scale.tuning_seeds:
         run = Run(phase, "hard", seed, arm, cell, change, levels_passed)
         scores.append(score(experiment.all([run])[0]))
-        if np.mean(scores) > most:
-            break
+        if against and sum(scores) > WORSE * sum(against[: len(scores)]):
+            return math.inf
     return float(np.mean(scores))
 
 
 def candidate(experiment: Experiment) -> tuple[Cell, dict[str, Change]]:
     """Runs the pieces, alone and then together; returns the candidate's cell and its pieces."""
     cell = tuned(experiment, "recipe")
-    best = mean_score(experiment, "tuning", "recipe", cell, RECIPE)
+    runs = [
+        Run("tuning", "hard", seed, "recipe", cell, RECIPE, levels_passed)
+        for seed in experiment.scale.tuning_seeds
+    ]
+    scores = [score(row) for row in experiment.all(runs)]
+    best = float(np.mean(scores))
     pieces = dict(list(PIECES.items())[: experiment.scale.pieces])
     first = experiment.scale.tuning_seeds[0]
     experiment.all(
@@ -571,7 +576,7 @@ def candidate(experiment: Experiment) -> tuple[Cell, dict[str, Change]]:
         ]
     )
     alone = {
-        name: mean_score(experiment, "pieces", name, cell, compose(RECIPE, piece), WORSE * best)
+        name: mean_score(experiment, "pieces", name, cell, compose(RECIPE, piece), scores)
         for name, piece in pieces.items()
     }
     chosen: dict[str, Change] = {}
