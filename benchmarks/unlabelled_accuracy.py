@@ -39,8 +39,8 @@ tuning, seeds 300 to 302, which no result uses. GRPO and the recipe (posterior s
 pieces, seeds 300 to 302, at the recipe's setting: advantages `shrunk` and `predicted`; up to two
     rounds for as many varied groups as prompts; the rate by varied groups; prediction by state; 2
     of 8; no screening. One whose mean score is above 1.1 times the recipe's on the same seeds is
-    not run on further ones. Those whose mean score is lower than the recipe's are tried together, best first, as long
-    as the score falls; what comes out is the candidate.
+    not run on further ones. Those whose mean score is lower than the recipe's are tried together,
+    best first, as long as the score falls; what comes out is the candidate.
 hard, seeds 310 to 319, which nothing has used. GRPO and the candidate, whole; up to the passage, as
     controls, the candidate with the sources' labels, GRPO without the too hard prompts (deleted by
     hand), random selection with screening; on 310 to 314 the candidate with permuted rewards, the
