@@ -538,49 +538,39 @@ def tuned_grpo(experiment: Experiment) -> tuple[Cell, Change]:
     return cell, changes[best]
 
 
-def mean_score(
-    experiment: Experiment,
-    phase: str,
-    arm: str,
-    cell: Cell,
-    change: Change,
-    against: Sequence[float] = (),
-) -> float:
-    """Runs an arm on the tuning seeds, and returns its mean score; infinity for one whose mean is
-    above WORSE times that of the scores `against`, by seed, which is run no further.
+def mean_score(experiment: Experiment, phase: str, arm: str, cell: Cell, change: Change) -> float:
+    """Runs an arm on the tuning seeds, and returns its mean score."""
+    seeds = experiment.scale.tuning_seeds
+    runs = [Run(phase, "hard", seed, arm, cell, change, levels_passed) for seed in seeds]
+    return float(np.mean([score(row) for row in experiment.all(runs)]))
+
+
+def alone(experiment: Experiment, cell: Cell) -> tuple[float, dict[str, float]]:
+    """Runs each piece on top of the recipe, on further seeds as long as its scores sum to at most
+    WORSE times the recipe's; returns the mean scores of the recipe and of the pieces that remain.
     """
-    scores: list[float] = []
+    pieces = dict(list(PIECES.items())[: experiment.scale.pieces])
+    scores: dict[str, list[float]] = {name: [] for name in pieces}
+    of_recipe: list[float] = []
     for seed in experiment.scale.tuning_seeds:
-        run = Run(phase, "hard", seed, arm, cell, change, levels_passed)
-        scores.append(score(experiment.all([run])[0]))
-        if against and sum(scores) > WORSE * sum(against[: len(scores)]):
-            return math.inf
-    return float(np.mean(scores))
+        recipe = Run("tuning", "hard", seed, "recipe", cell, RECIPE, levels_passed)
+        of_recipe.append(score(experiment.all([recipe])[0]))
+        runs = [
+            Run("pieces", "hard", seed, x, cell, compose(RECIPE, pieces[x]), levels_passed)
+            for x in scores
+        ]
+        for run, row in zip(runs, experiment.all(runs), strict=True):
+            scores[run.arm].append(score(row))
+        scores = {x: of for x, of in scores.items() if sum(of) <= WORSE * sum(of_recipe)}
+    return float(np.mean(of_recipe)), {x: float(np.mean(of)) for x, of in scores.items()}
 
 
 def candidate(experiment: Experiment) -> tuple[Cell, dict[str, Change]]:
     """Runs the pieces, alone and then together; returns the candidate's cell and its pieces."""
     cell = tuned(experiment, "recipe")
-    runs = [
-        Run("tuning", "hard", seed, "recipe", cell, RECIPE, levels_passed)
-        for seed in experiment.scale.tuning_seeds
-    ]
-    scores = [score(row) for row in experiment.all(runs)]
-    best = float(np.mean(scores))
-    pieces = dict(list(PIECES.items())[: experiment.scale.pieces])
-    first = experiment.scale.tuning_seeds[0]
-    experiment.all(
-        [
-            Run("pieces", "hard", first, name, cell, compose(RECIPE, piece), levels_passed)
-            for name, piece in pieces.items()
-        ]
-    )
-    alone = {
-        name: mean_score(experiment, "pieces", name, cell, compose(RECIPE, piece), scores)
-        for name, piece in pieces.items()
-    }
+    best, means = alone(experiment, cell)
     chosen: dict[str, Change] = {}
-    for name in sorted((x for x in alone if alone[x] < best), key=lambda name: alone[name]):
+    for name in sorted((x for x in means if means[x] < best), key=lambda name: means[name]):
         together = {**chosen, name: PIECES[name]}
         value = mean_score(
             experiment, "pieces", " + ".join(together), cell, joined(RECIPE, *together.values())
