@@ -46,7 +46,8 @@ hard, seeds 310 to 319, which nothing has used. GRPO and the candidate, whole; u
     hand), random selection with screening; on 310 to 314 the candidate with permuted rewards, the
     oracle (selection by each candidate's rate, of eight fresh answers of the policy at each step,
     which do not count), DAPO, the paper's stages without its filter (which answers the whole pool:
-    more than the budget), replay of groups, one label, and each piece alone; whole, no average.
+    more than the budget), replay of groups, one label, and each piece alone that was run on all
+    tuning seeds; whole, no average.
 easy, short, seeds 310 to 314: GRPO and the candidate, whole.
 
 Measures, paired by seed. First passage: the tokens (minutes) at which the curve's means first reach
@@ -600,7 +601,8 @@ def results(experiment: Experiment, task: str, seeds: Sequence[int]) -> list[Run
         arms |= {"hard deleted": (plain, grpo), "screening": (cell, screening(2, GROUP))}
         arms |= {name: (cell, compose(best, change)) for name, change in CONTROLS.items()}
         few |= {name: (cell, compose(best, change)) for name, change in FEW.items()}
-        few |= {name: (cell, compose(RECIPE, change)) for name, change in PIECES.items()}
+        _, kept = alone(experiment, cell)
+        few |= {name: (cell, compose(RECIPE, PIECES[name])) for name in kept}
         few |= {"recipe": (cell, RECIPE)} if pieces else {}
         few |= {"stages": (plain, EARLIER["stages"].trials["growth x2"])}
         few |= {"dapo": (tuned_dapo(experiment), TRIALS["dapo"])}
