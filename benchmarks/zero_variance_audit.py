@@ -13,7 +13,8 @@ place of filter and selection, too, for it costs nothing. Every variant has the 
 updates, of 32 prompts a step, and of 16 in three variants: where all groups teach, half as many may
 do. The axis has all generated tokens, filter rollouts and dropped groups included. A line per
 finished run goes to OUT/zero_variance.jsonl, so that the same command continues after a kill; at
-the end OUT/zero_variance.md and OUT/zero_variance.png.
+the end OUT/zero_variance.md and OUT/zero_variance.png. Selection is by predicted pass rates; the
+published rows had it by streaks of uniform groups (GRESO), which is no longer in the package.
 """
 
 from __future__ import annotations
@@ -70,13 +71,13 @@ def _halved(change: Callable[[RLConfig], RLConfig]) -> Callable[[RLConfig], RLCo
 
 
 SHAPING = ShapingConfig(length_penalty=0.05, repetition_penalty=0.02)
-GROW = {"select": True, "grow_to": 16}
+GROW = {"posterior": True, "grow_to": 16}
 CURRICULUM = {"curriculum": True, "grow_to": 16}
 # name -> (whether stage 0 runs, changes to plain GRPO)
 VARIANTS: dict[str, tuple[bool, Callable[[RLConfig], RLConfig]]] = {
     "grpo": (False, _with()),
     "filter": (True, _with()),
-    "filter+select": (True, _with(zero_variance={"select": True})),
+    "filter+select": (True, _with(zero_variance={"posterior": True})),
     "filter+select+grow": (True, _with(zero_variance=GROW)),
     "filter+select+grow+shaping": (True, _with(zero_variance=GROW, shaping=SHAPING)),
     "all": (True, _with(zero_variance={**GROW, "rl_zvp": True}, shaping=SHAPING)),

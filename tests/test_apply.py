@@ -135,7 +135,7 @@ def test_a_preset_replaces_the_method_of_a_configuration_and_no_rate():
     words = {"rl.step_policy": "screening", "rl.objective": "dapo"}
     assert apply(run, words) == apply(run, dict(reversed(words.items())))
     assert apply(run, words).rl.step_policy == Screening()
-    with pytest.raises(ConfigError, match="preset 'ppo': choose one of screened, espo"):
+    with pytest.raises(ConfigError, match="preset 'ppo': choose one of screened, compass_max"):
         apply(run, {"preset": "ppo"})
 
 

@@ -310,7 +310,9 @@ def test_a_preset_is_its_papers(folder):
         and rl_by_preset["dapo"].objective.clip_high == 0.28
     )
     assert rl_by_preset["dapo"].shaping.overlong_penalty == 0.5
-    with pytest.raises(ConfigError, match="preset 'ppo': choose one of screened, espo, gspo"):
+    with pytest.raises(
+        ConfigError, match="preset 'ppo': choose one of screened, compass_max, espo"
+    ):
         config_from(folder, method="ppo")
 
 

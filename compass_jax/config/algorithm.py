@@ -77,7 +77,9 @@ class AlgorithmConfig(ReplayConfig):
     zero_variance: RLZVPConfig = field(default_factory=RLZVPConfig)
     """Advantages for groups whose rewards are all equal."""
     entropy_bonus: Coefficient = 0.0
-    """Bonus on the policy's entropy (an advantage a nat, docs/howto/failures.md); 0: none."""
+    """Bonus on the policy's entropy (a factor, the advantage of a nat; docs/howto/failures.md); 0:
+    none.
+    """
     mask_truncated: bool = False
     """Overlong filtering: train on no answer that max_new_tokens cuts off; its reward still counts
     in its group (DAPO, arXiv 2503.14476, section 3.4).

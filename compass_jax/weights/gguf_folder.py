@@ -255,11 +255,11 @@ def _experts(file: GGUFFile, arch: str) -> int:
 
 def _check_layers(file: GGUFFile, layers: int | float) -> None:
     """Raises WeightsError unless the tensors are of that many layers."""
-    found = {int(x[1]) for name in file.tensors if (x := _LAYER.match(name[:40]))}
-    if len(found) != layers or max(found, default=-1) != layers - 1:
+    numbers = {int(x[1]) for name in file.tensors if (x := _LAYER.match(name[:40]))}
+    if len(numbers) != layers or max(numbers, default=-1) != layers - 1:
         raise WeightsError(
-            f"{file.path}: block_count = {layers}, and its tensors are of {len(found)} layers; the"
-            " file is inconsistent"
+            f"{file.path}: block_count = {layers}, and its tensors are of {len(numbers)} layers;"
+            " the file is inconsistent"
         )
 
 

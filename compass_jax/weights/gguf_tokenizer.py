@@ -91,8 +91,8 @@ def tokenizer_files(metadata: JsonObject, where: str) -> JsonObject:
         "tokenizer.json": json.loads(tokenizer.to_str()),
         "tokenizer_config.json": config,
     }
-    found = (_token_id(metadata, name, len(tokens), where) for name in _ENDS)
-    if ends := list(dict.fromkeys(x for x in found if x is not None)):
+    end_ids = (_token_id(metadata, name, len(tokens), where) for name in _ENDS)
+    if ends := list(dict.fromkeys(x for x in end_ids if x is not None)):
         files[GENERATION] = {"eos_token_id": ends[0] if len(ends) == 1 else ends}
     return files
 

@@ -194,7 +194,7 @@ def test_the_setting_selects_it_and_excludes_the_others():
     config = ZeroVarianceConfig(posterior=True)
     assert isinstance(prompt_selector(config, 8, REWARDS, 0), PosteriorSelector)
     for change, message in (
-        ({"select": True}, "select and rl.zero_variance.posterior both decide"),
+        ({"curriculum": True}, "curriculum and rl.zero_variance.posterior both decide"),
         ({"posterior_discount": 0.0}, "posterior_discount = 0.0"),
         ({"posterior_discount": 1.5}, "posterior_discount = 1.5"),
     ):

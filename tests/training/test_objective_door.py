@@ -194,7 +194,7 @@ def test_an_advantage_that_cannot_be_used_is_refused_with_status_2(user_file, ca
 PREDICTION = {"posterior": True, "rl_zvp": False}
 CONTRADICTIONS = [  # settings under rl, and rl.zero_variance, with the message
     ({}, {"posterior": False}, "each would be 0.5; switch rl.zero_variance.posterior on"),
-    ({}, {"posterior": False, "select": True}, "nothing predicts any"),
+    ({}, {"posterior": False, "curriculum": True}, "nothing predicts any"),
     ({}, {"rl_zvp": True}, "rl.zero_variance.rl_zvp with rl.advantage.name = '{name}': both give"),
     ({}, {"dynamic_sampling": True}, "drops the uniform groups that rl.advantage.name = '{name}'"),
     ({"step_policy": Plain(rounds=2)}, {}, "further rounds of prompts drop the uniform groups"),

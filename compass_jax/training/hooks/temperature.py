@@ -61,9 +61,9 @@ class TemperatureControl(Hook):
         if len(self._first) < FIRST:
             self._first.append(entropy)
             return
-        wanted = self._settings.keep * sum(self._first) / len(self._first)
-        moved = self._next * (wanted / entropy) ** self._settings.gain
-        self._next = min(max(moved, self._base), self._settings.most * self._base)
+        target = self._settings.keep * sum(self._first) / len(self._first)
+        temperature = self._next * (target / entropy) ** self._settings.gain
+        self._next = min(max(temperature, self._base), self._settings.most * self._base)
 
     def state(self) -> JsonObject:
         """Returns the temperatures, and the first steps' entropies."""
