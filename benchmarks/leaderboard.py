@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks import experiments
-from benchmarks.unlabelled_accuracy import GROUP, Cell, Change, Experiment, Run, optim
+from benchmarks.unlabelled_accuracy import GROUP, TRIALS, Cell, Change, Experiment, Run
 from benchmarks.unlabelled_report import BASELINE, Row, by_seed, end_difference, ratio
 from compass_jax.allocator import tune_allocator
 from compass_jax.config import ConfigError, RLConfig
@@ -120,7 +120,7 @@ def main(argv: list[str] | None = None) -> None:
         change = within_rules(load(f"{args.recipe}:recipe", "--recipe"))
         file_hash = hashlib.sha256(args.recipe.read_bytes()).hexdigest()[:12]
         experiment = Experiment(args.out, args.out / "runs.jsonl", args.smoke)
-        arms = {BASELINE: optim(), f"{name} {file_hash}": change}
+        arms = {BASELINE: TRIALS[BASELINE], f"{name} {file_hash}": change}
         runs = [Run(TASK, TASK, s, arm, GRPO, of) for s in SEEDS for arm, of in arms.items()]
         rows = experiment.all(runs)
         if args.smoke:  # too short to gain anything

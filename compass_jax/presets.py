@@ -88,9 +88,9 @@ def screened(max_new_tokens: int) -> RLConfig:
 def compass_max(max_new_tokens: int) -> RLConfig:
     """Returns the RL of CompassMax-V3-Thinking (arXiv 2512.07710): ESPO with router replay R3, and
     against groups without variance curriculum, growth to 16 samples, penalties on length and
-    repetition, and RL-ZVP. ESPO's alpha is 0.5, which reached more than the 0.02 of its paper
-    (docs/measurements.md); the other numbers are this project's, since the paper has none. Its
-    filter before RL is `compass filter`, and its judge of the second phase `rewards.judge`.
+    repetition, and RL-ZVP. ESPO's alpha is 0.5, which on two small tasks reached more than the 0.02
+    of its paper (docs/measurements.md); the other numbers are this project's. Its filter before RL
+    is `compass filter`, and its judge of the second phase `rewards.judge`.
     """
     return replace(
         espo(max_new_tokens),

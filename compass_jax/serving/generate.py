@@ -25,10 +25,11 @@ class Generation:
     top-k and top-p; at temperature 0 those of temperature 1.
     """
 
-    streams = False
+    streams = False  # the answer is one JSON body
 
     def __init__(self, job: GenerateJob, served: Served, batcher: OnlineBatcher, number: int):
         self._job, self._batcher, self._number = job, batcher, number
+        self._model = served.model
         self._queue: asyncio.Queue[Chunk] = asyncio.Queue()
         loop, params = asyncio.get_running_loop(), job.body.sampling_params
 
@@ -54,11 +55,7 @@ class Generation:
         """Cancels the request unless it is finished."""
         self._batcher.cancel([self._request])
 
-    def events(self) -> AsyncIterator[bytes]:
-        """Raises NotImplementedError: the body refuses a stream."""
-        raise NotImplementedError
-
-    async def single(self) -> AsyncIterator[bytes]:
+    async def body(self) -> AsyncIterator[bytes]:
         """Yields the JSON of the complete answer, once. Raises ApiError with status 500 if the
         engine fails, and with 503 if the server stops.
         """
@@ -78,9 +75,9 @@ class Generation:
                     break
         self.close()
         metrics.COMPLETION_TOKENS.inc(len(ids))
-        yield json.dumps(self._body(ids, finish)).encode()
+        yield json.dumps(self._answer(ids, finish)).encode()
 
-    def _body(self, ids: list[int], finish: str) -> JsonObject:
+    def _answer(self, ids: list[int], finish: str) -> JsonObject:
         first = len(self._job.prompt)
         logp = self._request.logp[first : first + len(ids)].tolist()
         content = [
@@ -91,7 +88,7 @@ class Generation:
         usage = {"prompt_tokens": first, "completion_tokens": len(ids)}
         return {
             "request_id": f"generate-{self._number}",
-            "model": self._job.body.model,
+            "model": self._model,
             "choices": [{**choice, "finish_reason": finish}],
             "usage": {**usage, "total_tokens": first + len(ids)},
         }

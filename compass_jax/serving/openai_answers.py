@@ -164,6 +164,10 @@ class Answer:
             left -= bool(piece.finish)
             yield piece
 
+    def body(self) -> AsyncIterator[bytes]:
+        """Returns the events of a stream, or the complete answer."""
+        return self.events() if self.streams else self.single()
+
     async def single(self) -> AsyncIterator[bytes]:
         """Yields the JSON of the complete answer, once."""
         pieces: list[list[Piece]] = [[] for _ in self._choices]

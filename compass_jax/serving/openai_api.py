@@ -125,9 +125,10 @@ class AnswerResponse(StreamingResponse):
 
     def __init__(self, answer: Answer | Generation):
         self._answer, self._streams = answer, answer.streams
-        body = answer.events() if self._streams else answer.single()
         media_type = "text/event-stream" if self._streams else "application/json"
-        super().__init__(body, headers={"cache-control": "no-cache"}, media_type=media_type)
+        super().__init__(
+            answer.body(), headers={"cache-control": "no-cache"}, media_type=media_type
+        )
 
     async def stream_response(self, send: Send) -> None:
         """Sends the response. Waits for the first part before it sends the status, so that an

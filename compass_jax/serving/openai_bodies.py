@@ -167,7 +167,7 @@ class GenerateBody(OfModel):
         default_factory=lambda: SamplingParams.model_validate({})
     )
     stream: Annotated[bool, _only(False)] = False
-    # accepted and ignored: requests are served in their order, and no prefix of one is another's
+    # accepted and ignored: requests are served in their order and share no cache
     cache_salt: str | None = None
     priority: int = 0
 

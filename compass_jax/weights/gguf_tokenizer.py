@@ -71,7 +71,7 @@ def tokenizer_files(metadata: JsonObject, where: str) -> JsonObject:
         )
     _add_tokens(tokenizer, metadata, tokens, where)
     special = _special_tokens(metadata, tokens, where)
-    add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", kind == "llama"))
+    add_bos = Raw(metadata, where).flag("tokenizer.ggml.add_bos_token", kind == "llama")
     if add_bos and "bos_token" in special:
         bos = special["bos_token"]
         tokenizer.post_processor = processors.TemplateProcessing(
@@ -180,7 +180,7 @@ def _sentencepiece(metadata: JsonObject, tokens: Sequence[str], where: str) -> T
     )
     encoding: list[Tree] = [normalizers.Replace(" ", "▁")]
     decoding: list[Tree] = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    if metadata.get("tokenizer.ggml.add_space_prefix", True):
+    if Raw(metadata, where).flag("tokenizer.ggml.add_space_prefix", True):
         encoding.insert(0, normalizers.Prepend("▁"))
         decoding.append(decoders.Strip(" ", 1, 0))
     tokenizer.normalizer = normalizers.Sequence(encoding)

@@ -321,11 +321,7 @@ ADDED = {
         "llama.rope.dimension_count = 16: not supported",
     ),
     "a factor alone": (
-        lambda writer: (
-            writer.add_rope_scaling_factors(2.0)
-            if hasattr(writer, "add_rope_scaling_factors")
-            else writer.add_rope_scaling_factor(2.0)
-        ),
+        lambda writer: writer.add_rope_scaling_factor(2.0),
         "rope.scaling.factor = 2 without",
     ),
     "an end of each text": (
