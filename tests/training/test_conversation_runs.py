@@ -90,8 +90,8 @@ def brief(monkeypatch):
     """Changes the initial parameters so that a turn ends with probability 1/5 at every token."""
     real = building.first_parameters
 
-    def first_parameters(config, model, tell):
-        params = real(config, model, tell)
+    def first_parameters(init_from, seed, model, tell):
+        params = real(init_from, seed, model, tell)
         # all hidden states have a common part, on which the end token's logit depends
         params["embed"] += 3.0
         params["head"] = params["head"].at[:, END].add(0.14)
