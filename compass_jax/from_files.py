@@ -24,6 +24,7 @@ from compass_jax.config import (
     ComputeConfig,
     ConfigError,
     DataConfig,
+    EpisodeSource,
     FileSource,
     MeshConfig,
     ModelConfig,
@@ -38,6 +39,7 @@ from compass_jax.config import (
     apply,
 )
 from compass_jax.config.apply import NO_SETTINGS, flat_settings
+from compass_jax.config.data import ENV, Source
 from compass_jax.config.foreign import hub_hint
 from compass_jax.config.named import is_name
 from compass_jax.config.ranges import Section, describe_value, own_code
@@ -52,11 +54,14 @@ from compass_jax.machine import on_cpu, usable_bytes
 from compass_jax.memory import fitting_rows, process_bytes
 from compass_jax.model.params import abstract_params
 from compass_jax.presets import default_rate, fitted_preset
-from compass_jax.records import Prompt
+from compass_jax.records import EPISODE, Prompt
 from compass_jax.rl.bucketing import best_buckets
 from compass_jax.weights.hf_config import refuse_adapter
 from compass_jax.weights.start import model_of, tokenizer_beside
 
+# Default tokens of an episode's turns and replies, and of the messages that open it: how long they
+# become is known to its environment alone.
+EPISODE_TOKENS, EPISODE_ELSEWHERE, LEAST_OPENING = {"cpu": 768}, 8192, 256
 LONGEST_ANSWER = {"cpu": 256}  # largest default max_new_tokens; other platforms:
 LONGEST_ANSWER_ELSEWHERE = 8192
 # On a CPU, where answers that run on take most of a step, the default is ANSWER_FACTOR times the
@@ -102,8 +107,8 @@ def rl_config(
 
     Args:
         model: a Hugging Face folder or a checkpoint, with its tokenizer.
-        data: prompt files or folders of them, read like FileSource; or tasks ("my_tasks.py:task"),
-            which bring their own verifier.
+        data: prompt files or folders of them, read like FileSource; or tasks ("my_tasks.py:task")
+            and environments ("env:my_env.py:Game"), which bring their own rewards.
         reward: a verifier's name, "module:function" or "file.py:function"; or a mapping from
             verifiers to weights.
         evaluation: a file of evaluation prompts; empty: a part of `data` is held out.
@@ -121,10 +126,11 @@ def rl_config(
     settings = flat_settings(settings)
     config = _sized_by(replace(config, data=prompts), settings)
     training, evaluated = _prompts(config.model, config.scored)
-    lengths = [len(prompt.tokens) for prompt in [*training, *evaluated]]
+    tokenizer = _tokenizer(config.data, config.model)
+    lengths = [_prompt_length(prompt, tokenizer) for prompt in [*training, *evaluated]]
     buckets = _prompt_buckets(lengths, config.model)
     answer = config.rollout.max_new_tokens if ANSWER in settings else None
-    usual = _usual_answer(_tokenizer(config.data, config.model), training)
+    usual = _usual_answer(tokenizer, training)
     rollout = _rollout(config.policy, buckets, answer, usual)
     config = _sized_by(replace(config, rollout=rollout), settings)
     config.rollout.validate()
@@ -249,6 +255,14 @@ def _prompts(model: ModelConfig, scored: ScoredConfig) -> tuple[list[Prompt], li
     return training, evaluated
 
 
+def _prompt_length(prompt: Prompt, tokenizer: Tokenizer) -> int:
+    """Returns a prompt's tokens, or room for the messages that open an episode."""
+    if prompt.turns != EPISODE:
+        return len(prompt.tokens)
+    messages = [{"role": "user", "content": prompt.question}]
+    return max(2 * len(tokenizer.encode_chat(messages)), LEAST_OPENING)
+
+
 def _usual_answer(tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> int:
     """Returns the default of rollout.max_new_tokens for prompts, before it is fitted to the model's
     context. Prompts without a reference, such as those of code with tests, and conversations say
@@ -256,6 +270,8 @@ def _usual_answer(tokenizer: Tokenizer, prompts: Sequence[Prompt]) -> int:
     """
     platform = jax.devices()[0].platform
     longest = LONGEST_ANSWER.get(platform, LONGEST_ANSWER_ELSEWHERE)
+    if any(prompt.turns == EPISODE for prompt in prompts):
+        return EPISODE_TOKENS.get(platform, EPISODE_ELSEWHERE)
     sampled = prompts[:: max(len(prompts) // SAMPLED, 1)]
     if not on_cpu() or not all(prompt.answer and not prompt.turns for prompt in sampled):
         return longest
@@ -343,7 +359,9 @@ def _model(path: str) -> tuple[ModelConfig, str]:
     return model_of(path), str(folder)
 
 
-def _source(name: str, reward: str | Mapping[str, float]) -> FileSource | TaskSource:
+def _source(name: str, reward: str | Mapping[str, float]) -> Source:
+    if name.startswith(ENV):
+        return EpisodeSource(name.removeprefix(ENV))
     return TaskSource(name) if is_name(name) else FileSource(name, verifier=own_code(reward))
 
 
@@ -354,7 +372,8 @@ def _tokenizer(data: DataConfig, model: ModelConfig) -> Tokenizer:
 
 def run_name(model: str, data: Sequence[str]) -> str:
     """Returns the name of a run, from the names of its model and of its first files."""
-    words = [Path(model).absolute().name, *(Path(path).stem for path in data[:2])]
+    names = [path.removeprefix(ENV) for path in data[:2]]
+    words = [Path(model).absolute().name, *(Path(path).stem for path in names)]
     return re.sub(r"[^\w.-]+", "_", "-".join(words))[:100]
 
 

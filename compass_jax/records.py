@@ -37,6 +37,7 @@ SAMPLE = "sample"  # int32 [b]: number of a row's sample in its group (each row 
 EARLIER = "earlier"  # bool [b]: of a group that an earlier step sampled (False)
 SAMPLED = "sampled"  # bool [b t]: tokens of the mask that were sampled, not given (the mask)
 GIVEN = -1  # the version of a token that was not sampled
+EPISODE = -1  # turns of a prompt that stands for an episode, which a driver plays
 UNKNOWN_LOGP = 1.0  # of a token whose sampler gave no log-prob; no log-prob is positive
 
 
@@ -66,7 +67,9 @@ class Prompt:
     row: str = "{}"  # the fields for its verifier, as tasks/rows.py writes them
     labels: tuple[str, ...] = ()  # the row's labels besides `label`, such as "domain/algebra"
     visit: int = 0
-    turns: int = 0  # largest number of the model's turns with an environment; 0: no environment
+    # largest number of the model's turns with an environment; 0: no environment; EPISODE: its
+    # tokens are a placeholder, and those of its samples come with the requests of a driver
+    turns: int = 0
     place: str = ""  # such as "rows.jsonl, line 3"; empty for a computed prompt
     # alpha and beta of the Beta distribution of the pass rate, as predicted when it was drawn
     predicted: tuple[float, float] = (1.0, 1.0)
@@ -112,8 +115,8 @@ class Rollout:
     logp: np.ndarray  # float32 [t]; 0 on the prompt
     entropy: np.ndarray  # float32 [t], nats; 0 on the prompt
     truncated: bool  # stopped by length, not by the end token
-    # int32 [t]: the policy version that sampled each token; GIVEN on an environment's tokens;
-    # unused on the prompt
+    # int32 [t]: the policy version that sampled each token; GIVEN on an environment's tokens and an
+    # episode's prompt; else unused on the prompt
     versions: np.ndarray
     row: int
     drafted: int = 0  # number of tokens after the prompt that a draft gave; they were not sampled

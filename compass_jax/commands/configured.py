@@ -30,6 +30,7 @@ from compass_jax.config import (
     apply,
 )
 from compass_jax.config.apply import NO_SETTINGS, PRESET, flat_settings
+from compass_jax.config.data import ENV
 from compass_jax.config.errors import check, line_of, of_file
 from compass_jax.config.foreign import hub_hint
 from compass_jax.config.io import config_to_json, from_plain, read_config, to_plain
@@ -245,13 +246,15 @@ def config_from_options(
 
     config = getattr(options, "config", "")
     check(not config, f"CONFIG {config} and --model {options.model}: give one of the two")
-    check(options.data, "--data FILE is missing: which prompts or conversations to train on?")
+    environments = [f"{ENV}{name}" for name in getattr(options, "env", ())]
+    data = [*options.data, *environments]
+    check(bool(data), "--data FILE is missing: which prompts or conversations to train on?")
     require_single_process(f"compass {command} --model")
     initialize()
     from compass_jax import from_files
     from compass_jax.presets import DEFAULT
 
-    model, data = options.model, list(options.data)
+    model = options.model
 
     def tell(line: str) -> None:
         print(line, file=sys.stderr if getattr(options, "json", False) else sys.stdout)
@@ -269,6 +272,7 @@ def config_from_options(
 
 SETTINGS_INSTEAD = {
     "data": "data.sources (sft: sft.files)",
+    "env": "data.sources",
     "reward": "--data.sources.0.verifier NAME",
     "eval": "data.eval_sources",
 }

@@ -87,6 +87,10 @@ class FromPreferences(FromModel):
 class FromPrompts(FromPreferences):
     """A model, files of prompts and a reward."""
 
+    env: Annotated[tuple[str, ...], arg(metavar="NAME [NAME ...]")] = ()
+    """Environment whose episodes are trained on, with --model, instead of or beside --data: the
+    class my_env.py:Game (docs/howto/environments.md).
+    """
     reward: Annotated[tuple[str, ...], arg(metavar="NAME [NAME ...]")] = ("math",)
     """Verifier that scores answers, with --model: math, exact, ..., file.py:function or
     module:function; several as NAME=WEIGHT.

@@ -22,6 +22,7 @@ from compass_jax.config import (
     JudgeConfig,
     ProceduralSource,
     RewardConfig,
+    TaskSource,
 )
 from compass_jax.config.data import Source
 from compass_jax.config.errors import check
@@ -84,7 +85,7 @@ class Trial(NamedTuple):
 
     def verifiers(self) -> dict[Any, float]:
         """Returns the verifiers, by name or as objects, with their weights."""
-        if isinstance(self.source, FileSource | ProceduralSource):
+        if not isinstance(self.source, TaskSource):
             return dict(pairs(self.source.verifier))
         verify = load_task(self.source.task, "TASK").verify
         return dict(verify) if isinstance(verify, Mapping) else {verify: 1.0}

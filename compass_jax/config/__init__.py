@@ -18,6 +18,7 @@ from compass_jax.config.apply import apply
 from compass_jax.config.correction import Correction, named_correction
 from compass_jax.config.data import (
     DataConfig,
+    EpisodeSource,
     EvalConfig,
     EvalSet,
     FileSource,
@@ -62,6 +63,7 @@ __all__ = [
     "Drafts",
     "EngineJudgeConfig",
     "EntropyConfig",
+    "EpisodeSource",
     "EvalConfig",
     "EvalSet",
     "FileSource",

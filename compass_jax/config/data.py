@@ -22,6 +22,7 @@ from compass_jax.config.ranges import (
     Range,
     Repeat,
     SamplingTemperature,
+    Seconds,
     Section,
     Share,
     Slots,
@@ -105,6 +106,7 @@ class RolloutConfig(Section):
         )
 
 
+ENV = "env:"  # before the name of an environment among the data of a command
 OWN_CODE = ("verifier", "gold", "task")  # fields of sources
 
 
@@ -223,7 +225,37 @@ class TaskSource(Section):
         check_names(self.gold, f"{key}.gold")
 
 
-Source = ProceduralSource | FileSource | TaskSource
+@dataclass(frozen=True)
+class EpisodeSource(Section):
+    """Episodes of an environment, which a driver plays in a process of its own with the run's
+    engine (docs/howto/environments.md).
+    """
+
+    CODE: ClassVar[tuple[str, ...]] = ("env",)
+    verifier: ClassVar[tuple] = ()  # the environment gives the reward
+    verifier_args: ClassVar[Options] = ()
+    gold: ClassVar[str] = ""
+
+    env: str
+    """Class of the environment: my_env:Game or path/to/my_env.py:Game."""
+    options: Options = ()
+    """Arguments of the class, as JSON pairs of a name and a value."""
+    label: str = ""
+    """Name in the accuracy table; empty: the text after the colon."""
+    repeat: Repeat = 1
+    """Number of times that each row comes in one pass of RL."""
+    turns: Annotated[int, Range(1, 4096)] = 16
+    """Maximum number of the model's turns in an episode."""
+    timeout_s: Seconds = 300.0
+    """Time that an environment has in an episode, in seconds, without the model's."""
+    memory_gib: Annotated[float, Range(0.25, 4096)] = 16.0
+    """Address space of the driver's process, in GiB."""
+
+    def _check(self, key: str) -> None:
+        check_name(self.env, f"{key}.env", "'my_env:Game'")
+
+
+Source = ProceduralSource | FileSource | TaskSource | EpisodeSource
 HELDOUT = "heldout"  # name of the held-out prompts among the sets
 _SET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 

@@ -41,7 +41,10 @@ def looked_for(source: Settings, tag: str) -> str:
     places = []
     last = f"the text in the last <{tag}>...</{tag}>" if tag else "the whole response"
     answer = f"{last}, else in the last \\boxed{{...}}, else after the last ####" if tag else last
-    for name, _ in pairs(getattr(source, "verifier", "") or source.task):
+    named = getattr(source, "verifier", None)
+    if named == ():
+        return "nothing: the environment gives the reward"
+    for name, _ in pairs(named or source.task):
         if name in kinds():
             places.append(kinds()[name].looks_for.format(answer=answer, last=last, tag=tag))
         else:
@@ -120,7 +123,7 @@ ENDS = Spread(0.0, 1.0, 1.0)
 
 def spread(source: Settings) -> Spread | None:
     """Returns the rewards of a source, or None if one of its verifiers is neither the judge nor
-    built in (such as a task's).
+    built in (such as a task's), or if it has none (episodes).
     """
     named = pairs(getattr(source, "verifier", ""))
     if not named or any(name not in (*kinds(), JUDGE) for name, _ in named):
@@ -173,6 +176,8 @@ def _spreads(source: Settings, where: str) -> list[tuple[Spread, float]]:
         key = f"{where}.task"
         verifiers = getattr(load(source.task, key), "verify", "")
         verifiers = tuple(verifiers.items()) if isinstance(verifiers, Mapping) else verifiers
+    if verifiers == ():  # an environment's
+        return [(ENDS, 1.0)]
     weighted = verifiers if isinstance(verifiers, tuple) else ((verifiers, 1.0),)
     for one, weight in weighted:
         number = isinstance(weight, int | float) and weight

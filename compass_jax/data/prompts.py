@@ -17,7 +17,7 @@ from compass_jax.data.questions import Question, Tell, at_most, evaluation_quest
 from compass_jax.data.splits import heldout_origin
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.vocabulary import TokenizerError
-from compass_jax.records import Prompt
+from compass_jax.records import EPISODE, Prompt
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,9 @@ def to_prompts(questions: Sequence[Question], tokenizer: Tokenizer) -> list[Prom
     prompts = []
     for question in questions:
         try:
-            ids = tokenizer.encode_chat(question.messages, tools=question.tools)
+            ids = [0]  # a placeholder
+            if question.turns != EPISODE:
+                ids = tokenizer.encode_chat(question.messages, tools=question.tools)
         except TokenizerError as error:
             messages = str(list(question.messages))[:200]
             raise TokenizerError(f"{error}; they are {messages}") from error

@@ -25,10 +25,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from compass_jax.aliases import Json, JsonMapping, JsonObject
-from compass_jax.config import DataConfig, FileSource, ProceduralSource
+from compass_jax.config import DataConfig, EpisodeSource, FileSource, ProceduralSource
 from compass_jax.config.errors import of_file
 from compass_jax.config.verifiers import VERDICT, pairs
 from compass_jax.data.benchmarks import convert
+from compass_jax.data.episodes import episode_rows
 from compass_jax.data.files import DataError, field_of, label_of, read_rows
 from compass_jax.data.formats import TURNS, Reading, open_format, reference, tools_of, turns_of
 from compass_jax.data.messages import (
@@ -42,7 +43,7 @@ from compass_jax.data.messages import (
 from compass_jax.data.preferences import asked_in_both_orders
 from compass_jax.data.procedural import distinct_entries, normalised
 from compass_jax.data.splits import describe_splits, evaluation_files, split_files
-from compass_jax.records import stable_id
+from compass_jax.records import EPISODE, stable_id
 from compass_jax.tasks import Task
 from compass_jax.tasks.rows import LABELS, encode_row
 from compass_jax.tasks.task import load_task
@@ -69,7 +70,7 @@ class Question:
     asks: str  # the text that decides whether it is held out; equal for both orders of a pair
     labels: tuple[str, ...] = ()  # "domain/algebra"
     tools: tuple[JsonObject, ...] = ()  # tools for the chat template
-    turns: int = 0  # maximum turns of the model in an environment; 0 without one
+    turns: int = 0  # as in Prompt
     entry: JsonObject | None = None  # the entry of the procedural dataset
     place: str = field(default="", compare=False)  # "rows.jsonl, line 3"
 
@@ -157,6 +158,11 @@ def _of_source(config: DataConfig, index: int, seed: int, tell: Tell) -> Iterato
         return _procedural(_Source(config, index, source.label or source.dataset), source, seed)
     if isinstance(source, FileSource):
         return _of_files(config, index, source, key, tell)
+    if isinstance(source, EpisodeSource):
+        label = source.label or source.env.rpartition(":")[2]
+        dropped = _DroppedLabels(tell)
+        common = _Source(config, index, label, turns=EPISODE, dropped=dropped)
+        return _distinct(common, source.env, _episode_rows(common, source, key, seed), tell)
     task = load_task(source.task, f"{key}.task")
     label = source.label or source.task.rpartition(":")[2]
     names = task.verify if isinstance(task.verify, Mapping) else {task.verify: 1.0}
@@ -403,6 +409,13 @@ def _file_row(
             f" assistant's turn, or name the column that has it in {setting}"
         )
     return common.of_row(where, messages, answer, row, (reading.prompt, reading.prompt))
+
+
+def _episode_rows(
+    common: _Source, source: EpisodeSource, key: str, seed: int
+) -> Iterator[Question]:
+    for number, row in enumerate(episode_rows(source, key, seed), 1):
+        yield common.of_row(f"{source.env}, row {number}", row["prompt"], row.get("answer"), row)
 
 
 def _task_rows(common: _Source, name: str, task: Task, key: str, seed: int) -> Iterator[Question]:

@@ -44,7 +44,7 @@ from compass_jax.experience.evaluated import (
 from compass_jax.experience.judged import failure_of, sample_of, silence, silence_warning
 from compass_jax.experience.turns import Turns
 from compass_jax.model.params import abstract_params, shardings_like
-from compass_jax.records import Group, Prompt, Rollout, Score
+from compass_jax.records import Group, Prompt, Rollout, SampleKey, Score
 from compass_jax.report import summary_table
 from compass_jax.rewards.checks import votes as votes_of
 from compass_jax.rewards.detect import notice
@@ -79,39 +79,40 @@ def answers(
     seed: int,
     purpose: Purpose = Purpose.EVAL,
     finished: Callable[[], None] = lambda: None,
+    collection: Callable[..., Collection] = Collection,
 ) -> tuple[list[list[Rollout]], list[list[Score]]]:
     """Returns `samples` scored rollouts of every prompt, in order. Draws depend on (seed, purpose,
     prompt, sample, position) only. `finished` is called when an answer,
     or the first turn of a conversation, is generated.
     """
     turns = turns_of(tokenizer, engine.config)
-    rollouts: dict[int, Rollout] = {}
-    scores: dict[int, Score] = {}
+    rollouts: dict[SampleKey, Rollout] = {}
+    scores: dict[SampleKey, Score] = {}
     keys, carried = None, list[Rollout]()
     # The first round runs all samples, later ones the conversations that an environment continues.
     while keys is None or carried:
         options: JsonObject = {"sample_keys": keys, "carried": carried, "keep_routes": False}
-        waiting: set[int] = set()
-        for rollout in Collection(
+        waiting: set[SampleKey] = set()
+        for rollout in collection(
             engine, params, prompts, samples, purpose, seed, sampler=sampler, **options
         ):
-            if rollout.row not in rollouts:
+            if rollout.key not in rollouts:
                 finished()
-            rollouts[rollout.row] = rollout
-            waiting.add(rollout.row)
-            scorer.submit(rollout.row, rollout.prompt, partial(turns.text, rollout))
+            rollouts[rollout.key] = rollout
+            waiting.add(rollout.key)
+            scorer.submit(rollout.key, rollout.prompt, partial(turns.text, rollout))
         carried = []
         while waiting:
-            for row, score in scorer.collect(block=True):
-                waiting.discard(row)
-                rollouts[row], verdict = turns.settled(rollouts[row], score)
+            for key, score in scorer.collect(block=True):
+                waiting.discard(key)
+                rollouts[key], verdict = turns.settled(rollouts[key], score)
                 if verdict is None:
-                    carried.append(rollouts[row])
+                    carried.append(rollouts[key])
                 else:
-                    scores[row] = verdict
+                    scores[key] = verdict
         keys = frozenset(rollout.key for rollout in carried)
-    rows = [range(n * samples, (n + 1) * samples) for n in range(len(prompts))]
-    return [[rollouts[r] for r in row] for row in rows], [[scores[r] for r in row] for row in rows]
+    rows = [[prompt.sample(c) for c in range(samples)] for prompt in prompts]
+    return [[rollouts[x] for x in row] for row in rows], [[scores[x] for x in row] for row in rows]
 
 
 def turns_of(tokenizer: Tokenizer, config: RolloutConfig) -> Turns:
@@ -158,6 +159,7 @@ def evaluate(
     config: ScoredConfig,
     keep: Keep | None = None,
     progress: Progress = lambda done, total: None,
+    collection: Callable[..., Collection] = Collection,
 ) -> Evaluation:
     """Samples k answers and one greedy answer for every prompt of every set (data/prompts.py makes
     them); an answer is right if reward >= rewards.right_at. `keep` is called with each set's name
@@ -181,6 +183,7 @@ def evaluate(
             scorer,
             seed=config.seed,
             finished=finished,
+            collection=collection,
         )
         rollouts, sampled = ask(samples=k, sampler=Sampler(temperature, e.top_k, e.top_p))
         best, greedy = ask(samples=1, sampler=Sampler(0.0))

@@ -52,7 +52,7 @@ def _routes(buffer: ExperienceBuffer) -> Array | None:
         return None
     for sample in buffer.samples.values():
         # A preempted turn is sampled anew, so its partial routes are unset.
-        if not sample.done and sample.rollout.prompt.turns:
+        if not sample.done and sample.rollout.prompt.turns > 0:
             row, n = sample.rollout.row, len(sample.rollout.tokens)
             routes = routes.at[row, n - 1 :].set(jnp.iinfo(routes.dtype).max)
     return routes

@@ -86,8 +86,13 @@ def _means(
     means: dict[str, list[int | float | None]] = {}
     for name, array in values.items():
         measured = np.abs(array) if name == "logp_diff" else array
-        means[name] = [_rounded(float(measured[row, at].mean())) for row, at in parts]
+        means[name] = [_mean(measured[row, at]) for row, at in parts]
     return means
+
+
+def _mean(values: np.ndarray) -> int | float | None:
+    """Returns a mean; None for that of no token, in an episode that failed before its first."""
+    return _rounded(float(values.mean())) if values.size else None
 
 
 def _by_interest(groups: Sequence[Group]) -> list[tuple[int, int]]:

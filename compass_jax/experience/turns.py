@@ -56,7 +56,7 @@ class Turns:
         """Returns the text for a verifier: the response, or the JSON list of the model's turns
         where an environment answers them.
         """
-        if not rollout.prompt.turns:
+        if rollout.prompt.turns < 1:
             return self.response(rollout)
         texts, start = [], len(rollout.prompt.tokens)
         for n, part in enumerate(rollout.stretches):

@@ -27,7 +27,8 @@ from typing import Any, NamedTuple
 
 from compass_jax.aliases import Json, JsonMapping, JsonObject
 from compass_jax.chat.base import AUTO
-from compass_jax.config import ConfigError, DataConfig, FileSource, ProceduralSource, TaskSource
+from compass_jax.config import ConfigError, DataConfig, ProceduralSource, TaskSource
+from compass_jax.config.data import Source
 from compass_jax.config.named import file_of, load, load_module
 from compass_jax.config.rewards import NO_FILE
 from compass_jax.config.verifiers import JUDGE, pairs
@@ -50,7 +51,6 @@ MOST_COMPONENTS = 16
 COMPONENT = re.compile(r"[A-Za-z]\w{0,39}")
 # names of reward/<name>/mean that reward shaping uses (rl/prepare.py)
 TAKEN = ("verifier", "length", "repetition", "overlong")
-Source = ProceduralSource | FileSource | TaskSource
 Args = tuple[tuple[str, Json], ...]
 Code = tuple[tuple[str, str], ...]  # (name in a setting, hash of its file)
 Vote = Callable[[Any, str], str | None]  # of a prompt and a response

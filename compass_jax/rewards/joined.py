@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from compass_jax.config import DataConfig
 from compass_jax.config.verifiers import JUDGE
-from compass_jax.records import GOLD, Prompt, Score, stable_id
+from compass_jax.records import EPISODE, GOLD, Prompt, SampleKey, Score, stable_id
 from compass_jax.rewards.checks import DECIMALS, gold_places, judged_sources, sources_with
 from compass_jax.rewards.endpoint import Asker, Pooled
 from compass_jax.rewards.faults import VerifierError
@@ -32,7 +32,7 @@ MOST_NAMED = 3
 TURN_S = 0.05  # timeout of each wait while workers and judge are polled in turn
 
 
-class _ScorerWrapper:
+class ScorerWrapper:
     """The methods that scorers around another scorer share."""
 
     def __init__(self, scorer: Any):
@@ -58,7 +58,7 @@ class _ScorerWrapper:
         self.close()
 
 
-class JoinedScorer(_ScorerWrapper):
+class JoinedScorer(ScorerWrapper):
     """A `Scorer` that joins the workers' verdicts, the judge's and the gold labels. A sample is
     collected when its last part is known.
 
@@ -194,7 +194,7 @@ def _sum_scores(workers: Score | None, judge: Score, weight: float) -> Score:
     return Score(round(total, DECIMALS), True, components=components, extracted=extracted)
 
 
-class SharedScorer(_ScorerWrapper):
+class SharedScorer(ScorerWrapper):
     """A `Scorer` that shares the work with those of other processes. Each process checks its share
     of the samples in its own workers, and all processes get all scores.
 
@@ -262,7 +262,53 @@ class SharedScorer(_ScorerWrapper):
         return results
 
 
-AnyScorer = Scorer | JoinedScorer | SharedScorer
+class EpisodeScorer(ScorerWrapper):
+    """A scorer around another one that also knows the verdicts on episodes, which their
+    environments gave.
+
+    verdicts: those on episodes that have ended, by sample; they are taken out.
+    """
+
+    LOST = "the verdict on this episode was lost with the process that had it"
+
+    def __init__(
+        self, scorer: Scorer | JoinedScorer | SharedScorer, verdicts: dict[SampleKey, Score]
+    ):
+        super().__init__(scorer)
+        self._verdicts = verdicts
+        self._asked: list[SampleKey] = []
+
+    def submit(self, key: Hashable, prompt: Prompt, response: str | Callable[[], str]) -> None:
+        """Queues a response, or an episode by its sample's key."""
+        if prompt.turns == EPISODE:
+            assert isinstance(key, SampleKey)
+            self._asked.append(key)
+        else:
+            self._scorer.submit(key, prompt, response)
+
+    @property
+    def slow(self) -> bool:
+        """Whether a verdict of the other scorer may take minutes."""
+        return self._scorer.slow
+
+    @property
+    def outstanding(self) -> int:
+        """Number of samples submitted and not yet collected."""
+        return len(self._asked) + self._scorer.outstanding
+
+    def collect(self, block: bool) -> list[tuple[Any, Score]]:
+        """Returns the verdicts on all submitted episodes and those of the other scorer; waits for
+        these only where there is no episode.
+        """
+        lost = Score(0.0, False, "error", self.LOST)
+        ready = [(key, self._verdicts.pop(key, lost)) for key in self._asked]
+        self._asked = []
+        if self._scorer.outstanding:
+            ready += self._scorer.collect(block and not ready)
+        return ready
+
+
+AnyScorer = Scorer | JoinedScorer | SharedScorer | EpisodeScorer
 
 
 def sources_of(data: DataConfig) -> frozenset[int]:

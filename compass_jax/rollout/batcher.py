@@ -57,8 +57,8 @@ class Batcher:
         routes: buffer that receives a request's routes when it leaves its slot; None: routes are
             not kept.
         stats: counters to add to.
-        streams: whether prompts are prefilled one by one, so that no first token waits for another
-            prompt's.
+        streams: whether prompts and samples that go on are prefilled one by one, so that no first
+            token waits for another prompt's, or depends in its last bit on who came with it.
     """
 
     def __init__(
@@ -265,7 +265,7 @@ class Batcher:
         Returns their number.
         """
         config, resumable = self.engine.config, self._waiting.resumable
-        sizes = resume_rows(config)
+        sizes = [1] if self.streams else resume_rows(config)
         entered: list[Request] = []
         bucket = resume_bucket(config, len(resumable[0].tokens))
         for sample in list(resumable):

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from jaxtyping import Array, UInt
 
 from compass_jax.aliases import Tree
-from compass_jax.records import Prompt, Rollout, SampleKey
+from compass_jax.config import ConfigError
+from compass_jax.records import EPISODE, Prompt, Rollout, SampleKey
 from compass_jax.rollout.engine_api import RolloutEngine
 from compass_jax.rollout.request import Request
 from compass_jax.rollout.routes import RouteBuffer
@@ -57,6 +58,7 @@ class Collection:
     expected: Sequence[float] | None = None
     # limits of each prompt's samples, at most the configuration's
     max_new_tokens: Sequence[int] | None = None
+    streams: bool = False  # as in Batcher
 
     def __iter__(self) -> Iterator[Rollout]:
         # the counters may be those of an earlier collection
@@ -70,18 +72,24 @@ class Collection:
             version=self.policy_version,
             routes=self._held,
             stats=self.stats,
+            streams=self.streams,
         )
         self._asked: set[SampleKey] = set()
         self._add_carried()
         self._known = {x.sample(column) for x in self.prompts for column in range(self.samples)}
         self._add_new(self._known if self.sample_keys is None else self.sample_keys)
-        while self.batcher.busy and not (self.enough is not None and self.enough()):
+        while self.busy and not (self.enough is not None and self.enough()):
             done = self._step()
             if self.admit is not None:
                 self._admit(self.admit(done))
             self.stats.seconds = time.perf_counter() - started
             yield from done
         self.stats.seconds = time.perf_counter() - started
+
+    @property
+    def busy(self) -> bool:
+        """Whether any sample is unfinished."""
+        return self.batcher.busy
 
     def abort(self) -> list[Rollout]:
         """Returns the unfinished samples, each with at least one token and its routes in
@@ -129,24 +137,34 @@ class Collection:
         """Adds new samples; those of a prompt share a prefill."""
         order = range(len(self.prompts)) if self.expected is None else longest_first(self.expected)
         for n in order:
-            prompt, columns = self.prompts[n], range(self.samples)
-            keys = [prompt.sample(column) for column in columns]
+            keys = [self.prompts[n].sample(column) for column in range(self.samples)]
             keys = [key for key in keys if key in new_keys and key not in self._asked]
-            first = n * self.samples if self.rows is None else self.rows[n]
-            limit = self._limit(n)
-            requests = [
-                Request.of(
-                    prompt,
-                    key.index,
-                    first + key.index,
-                    limit,
-                    self.policy_version,
-                    temperature=self.temperature or 0.0,
-                )
-                for key in keys
-            ]
             self._asked.update(keys)
-            self.batcher.add(requests, columns)
+            self._start(n, keys)
+
+    def _start(self, n: int, keys: Sequence[SampleKey]) -> None:
+        """Starts new samples of prompt n."""
+        prompt, first, limit = self.prompts[n], self._first(n), self._limit(n)
+        if prompt.turns == EPISODE:
+            raise ConfigError(
+                f"{prompt.label}: only a training run plays episodes, and evaluates them"
+            )
+        requests = [
+            Request.of(
+                prompt,
+                key.index,
+                first + key.index,
+                limit,
+                self.policy_version,
+                temperature=self.temperature or 0.0,
+            )
+            for key in keys
+        ]
+        self.batcher.add(requests, range(self.samples))
+
+    def _first(self, n: int) -> int:
+        """Returns the row of the first sample of prompt n."""
+        return n * self.samples if self.rows is None else self.rows[n]
 
     def _limit(self, n: int) -> int:
         """Returns the maximum length of prompt n's samples in tokens, prompt included."""

@@ -18,6 +18,7 @@ class RolloutStats:
     prefills: int = 0
     preempted: int = 0  # number of times that a sample left its slot for lack of pages
     seconds: float = 0.0
+    environment_s: float = 0.0  # of `seconds`, while all samples waited for environments
 
     def metrics(self) -> dict[str, float]:
         """Returns the rollout's metrics."""
@@ -27,4 +28,5 @@ class RolloutStats:
             "rollout/slot_occupancy": occupancy,
             "rollout/preempted": float(self.preempted),
             "time/rollout_s": self.seconds,
+            **({"time/environment_s": self.environment_s} if self.environment_s else {}),
         }

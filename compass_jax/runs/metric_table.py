@@ -289,6 +289,7 @@ handover/bytes [bytes]: Size of the weights that were handed to the rollout.
 time/step_s [s]: Time from the end of the step before, evaluations and checkpoints included (RL).
 time/data_s [s]: Time that an update of SFT waited for its rows.
 time/rollout_s [s]: Time of the rollout.
+time/environment_s [s]: Time of the rollout in which all samples waited for environments.
 time/reward_wait_s [s]: Time that the step waited for rewards.
 time/rollout_wait_s [s]: Time that a finished update waited for the rollout beside it
     (rl.one_step_off).

@@ -80,15 +80,22 @@ class Generation:
     def _answer(self, ids: list[int], finish: str) -> JsonObject:
         first = len(self._job.prompt)
         logp = self._request.logp[first : first + len(ids)].tolist()
-        content = [
-            {"token": f"token_id:{token}", "logprob": value}
-            for token, value in zip(ids, logp, strict=True)
-        ]
-        choice = {"index": 0, "token_ids": ids, "logprobs": {"content": content}}
-        usage = {"prompt_tokens": first, "completion_tokens": len(ids)}
-        return {
-            "request_id": f"generate-{self._number}",
-            "model": self._model,
-            "choices": [{**choice, "finish_reason": finish}],
-            "usage": {**usage, "total_tokens": first + len(ids)},
-        }
+        return answer_body(f"{self._number}", self._model, first, ids, logp, finish)
+
+
+def answer_body(
+    number: str, model: str, prompt: int, ids: list[int], logp: list[float], finish: str
+) -> JsonObject:
+    """Returns the body of a reply to a request of `prompt` tokens."""
+    content = [
+        {"token": f"token_id:{token}", "logprob": value}
+        for token, value in zip(ids, logp, strict=True)
+    ]
+    choice = {"index": 0, "token_ids": ids, "logprobs": {"content": content}}
+    usage = {"prompt_tokens": prompt, "completion_tokens": len(ids)}
+    return {
+        "request_id": f"generate-{number}",
+        "model": model,
+        "choices": [{**choice, "finish_reason": finish}],
+        "usage": {**usage, "total_tokens": prompt + len(ids)},
+    }

@@ -98,12 +98,8 @@ class Api:
             raise ApiError(text, status=429)
         self._preparing += 1
         try:
-            async with asyncio.timeout(limits.prepare_s):
-                body = await _body(request, limits.body_bytes)
-                return await to_thread.run_sync(read, body, limiter=self._reading)
-        except TimeoutError as error:
-            text = f"the request did not come within {limits.prepare_s:g} s"
-            raise ApiError(text, status=408) from error
+            body = await read_request(request, limits)
+            return await to_thread.run_sync(read, body, limiter=self._reading)
         finally:
             self._preparing -= 1
 
@@ -162,12 +158,12 @@ def make_app(
     """Returns the application. Clients may use the names in `hosts`, and must send `key`."""
     api = Api(served, batcher, limits)
     kinds = (ApiError, HTTPException, ClientDisconnect, Exception)
-    app = Starlette(routes=api.routes, exception_handlers={kind: _on_error for kind in kinds})
+    app = Starlette(routes=api.routes, exception_handlers={kind: on_error for kind in kinds})
     app.router.redirect_slashes = False
     return Guard(app, [route.path for route in api.routes], hosts, key)
 
 
-async def _on_error(request: Request, error: Exception) -> Response:
+async def on_error(request: Request, error: Exception) -> Response:
     """Returns the response to a request that raised an exception."""
     if isinstance(error, ApiError):
         return error_response(error)
@@ -180,6 +176,16 @@ async def _on_error(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         text = f"{path} takes {headers.get('Allow')}"
     return error_response(ApiError(text, status=error.status_code, headers=headers))
+
+
+async def read_request(request: Request, limits: Limits) -> bytes:
+    """Returns the body of a request. Raises ApiError for one that is too large or too slow."""
+    try:
+        async with asyncio.timeout(limits.prepare_s):
+            return await _body(request, limits.body_bytes)
+    except TimeoutError as error:
+        text = f"the request did not come within {limits.prepare_s:g} s"
+        raise ApiError(text, status=408) from error
 
 
 async def _body(request: Request, most: int) -> bytes:

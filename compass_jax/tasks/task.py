@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compass_jax.aliases import JsonMapping
-from compass_jax.config.data import DataConfig, TaskSource
+from compass_jax.config.data import DataConfig, EpisodeSource, TaskSource
 from compass_jax.config.errors import ConfigError
 from compass_jax.config.named import load
 from compass_jax.tasks.environment import Environment
@@ -78,6 +78,13 @@ def load_task(name: str, key: str) -> Task:
 
 
 def talks(data: DataConfig) -> bool:
-    """Returns whether any source has an environment."""
+    """Returns whether the samples of any source have several turns."""
+    if plays(data):
+        return True
     named = [(key, one) for key, one in data.keyed_sources() if isinstance(one, TaskSource)]
     return any(load_task(source.task, f"{key}.task").turns for key, source in named)
+
+
+def plays(data: DataConfig) -> bool:
+    """Returns whether any source has episodes."""
+    return any(isinstance(source, EpisodeSource) for _, source in data.keyed_sources())

@@ -23,13 +23,15 @@ from compass_jax.data.stream import PromptStream
 from compass_jax.distributed import from_main_process
 from compass_jax.experience.collect import Collector, new_buffer
 from compass_jax.experience.drafts import DraftStore, check_turns
+from compass_jax.experience.episodes.collection import EpisodeCollection
+from compass_jax.experience.episodes.played import Episodes
 from compass_jax.experience.evaluate import turns_of
 from compass_jax.experience.history import PromptHistory
 from compass_jax.memory import check_drafts, check_held_groups
 from compass_jax.model.params import training_layout
 from compass_jax.model.transformer import Transformer
 from compass_jax.records import Prompt
-from compass_jax.rewards.joined import AnyScorer, check_rows
+from compass_jax.rewards.joined import AnyScorer, EpisodeScorer, check_rows
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.draft_engine import engine_for
 from compass_jax.rollout.engine_api import RolloutEngine
@@ -70,6 +72,7 @@ class Building:
         pool: the samplers of config.samplers.
         transport: returns what brings the weights to an engine.
         open_engine: makes the engine that samples (None: this package's).
+        episodes: those of the run's sources (None: it has none).
     """
 
     def __init__(
@@ -82,6 +85,7 @@ class Building:
         pool: Pool | None = None,
         transport: Callable[[Tree], WeightTransport] = transport_of,
         open_engine: OpenEngine | None = None,
+        episodes: Episodes | None = None,
     ):
         self.newest = newest_checkpoint(config.directory, telemetry.note)
         self.done = 0 if self.newest is None else self.newest.manifest.step
@@ -92,6 +96,10 @@ class Building:
         self.policy = self.config.policy
         check_held_groups(config.model, rollout, self.rl, self.policy.sampling_mesh)
         self.scorer, self.run_state, self.telemetry = scorer, run_state, telemetry
+        self.episodes = episodes
+        self.collection: Callable[..., Collection] = Collection
+        if episodes is not None:
+            self.collection = partial(EpisodeCollection, episodes=episodes)
         self.printed, self.pool, self.transport = printed, pool, transport
         self.open_engine = open_engine
         self.made: RLTrainer  # by `trainer`, like the next
@@ -119,7 +127,7 @@ class Building:
             checkpoints.needed_step = hooks.find(Guard).before_window
         sampling = rl.sampling, config.rewards, config.seed
         lengths = history.expected_length
-        collect = Collector(engine, self.scorer, turns, lengths, *sampling)
+        collect = Collector(engine, self._scorer(), turns, lengths, *sampling, self.collection)
         self.collect = collect
         if self.drafts is not None:
             collect.decided = self.drafts.decided
@@ -131,6 +139,7 @@ class Building:
             "selector": prompts.selector,
             "telemetry": self.telemetry,
             **({} if self.drafts is None else {"drafts": self.drafts}),
+            **({} if self.episodes is None else {"episodes": self.episodes}),
         }
         saved = SavedRun(config, checkpoints, collect, buffer, prompts.stream, stateful, hooks)
         judge = PolicyJudge(policy, config.scored, self.scorer, engine, self.tokenizer)
@@ -140,6 +149,8 @@ class Building:
         learner = self._learner(
             Transformer(config.model, config.compute, layout, train, columns), saved
         )
+        if self.episodes is not None:
+            self.episodes.forget_lost(buffer)
         if hooks.find(Guard).ended:
             self.run_state.end("by rl.guard")
         parts = Parts(
@@ -152,9 +163,15 @@ class Building:
             weights,
             saved,
             hooks,
+            self.collection,
         )
         self.made = RLTrainer(self.stage, self.done, parts, self.telemetry, self.run_state)
         return self.made
+
+    def _scorer(self) -> AnyScorer:
+        if self.episodes is None or isinstance(self.scorer, EpisodeScorer):
+            return self.scorer
+        return EpisodeScorer(self.scorer, self.episodes.verdicts)
 
     def _states(self, prompts: Sequence[Prompt]) -> Float[np.ndarray, "n h"]:
         learner = self.made.learner
@@ -165,7 +182,7 @@ class Building:
         return self.made.learner.version
 
     def _sample_at(self, temperature: float) -> None:
-        self.collect.batcher = partial(Collection, temperature=temperature)
+        self.collect.batcher = partial(self.collection, temperature=temperature)
 
     def _train_at(self, temperature: float) -> None:
         self.made.learner.temperature = temperature

@@ -136,6 +136,7 @@ class Evaluations:
                 config=self._config.scored,
                 keep=keep,
                 progress=partial(self._telemetry.phase, EVALUATION_PHASE),
+                collection=trainer.parts.collection,
             )
         if result.warning and warns:
             trainer.hooks.find(Notices).warn(result.warning)

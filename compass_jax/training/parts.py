@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from compass_jax.data.prompts import PromptSet
@@ -11,6 +12,7 @@ from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.experience.collect import Collector
 from compass_jax.experience.history import PromptHistory
+from compass_jax.rollout.collect import Collection
 from compass_jax.training.hand_over import RolloutWeights
 from compass_jax.training.hooks.base import Hooks
 from compass_jax.training.learner import Learner
@@ -43,3 +45,4 @@ class Parts:
     weights: RolloutWeights
     saved: SavedRun
     hooks: Hooks
+    collection: Callable[..., Collection] = Collection  # runs the requests of an evaluation

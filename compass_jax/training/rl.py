@@ -36,6 +36,7 @@ from compass_jax.session import (
     with_date,
 )
 from compass_jax.training.building import Building
+from compass_jax.training.episodes import check_episodes, open_episodes
 from compass_jax.training.evaluations import Evaluations
 from compass_jax.training.header import describe_model, header, rl_method, stage_line
 from compass_jax.training.hooks.base import HookFailed, StepRecord
@@ -97,12 +98,15 @@ def rl_steps(
     check_steps(profile_steps)
     data = with_date(config.data, config.model.vocab_size, config.directory)
     config = replace(config, data=data)
+    check_episodes(data, config.rl, config.samplers.acts)
+    of_episodes = data, config.rollout, config.model.vocab_size, config.seed, config.directory
     pool = Pool(config.samplers) if config.samplers.acts else None
     exchange = all_gather_bytes if pool is None else pool.exchange
     with (
         pool or contextlib.nullcontext(),
         open_scorer(config.rewards, data, config.directory, exchange) as scorer,
         open_run(RunDir(config, code_of(data))) as run,
+        open_episodes(*of_episodes) as episodes,
         RunState() as run_state,
         Telemetry(
             config.directory,
@@ -128,7 +132,7 @@ def rl_steps(
         result: JsonObject = {"stopped": False, "steps": -1}
         # A stage ends in a checkpoint, and the next one begins like a resumed run.
         while not result["stopped"] and "evaluation" not in result:
-            start = Building(config, scorer, run_state, telemetry, printed, pool)
+            start = Building(config, scorer, run_state, telemetry, printed, pool, episodes=episodes)
             result = yield from _run_stage(start, run_state, strict, printed, enough, profile_steps)
         if pool is not None and not result["stopped"]:
             pool.finish()

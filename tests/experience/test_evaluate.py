@@ -81,7 +81,7 @@ def test_every_answer_meets_its_own_score_and_draws_are_evaluations():
     for row, verdicts in zip(rollouts, scores, strict=True):
         for rollout, score in zip(row, verdicts, strict=True):
             assert score.reward == int(rollout.response.sum()) % 3
-            assert scorer.submissions[rollout.row] == (
+            assert scorer.submissions[rollout.key] == (
                 rollout.prompt.id,
                 TOKENIZER.decode_response(rollout.response),
             )
@@ -125,7 +125,7 @@ def test_accuracies_by_hand(monkeypatch):
     greedy = [[right], [wrong], [right], [lost]]
     calls = []
 
-    def fake(engine, params, prompts, tokenizer, scorer, *, samples, sampler, seed, finished):
+    def fake(_engine, _params, prompts, *_, samples, sampler, seed, **options):
         calls.append((samples, sampler, seed))
         return rollouts(prompts, samples), sampled if samples == 4 else greedy
 
