@@ -11,7 +11,7 @@ from compass_jax.config import DataConfig, EpisodeSource, ZeroVarianceConfig
 ENVIRONMENTS = Path(__file__).parent / "counting.py"
 
 
-def episode_run(folder, env="Counting", template="qwen3", source=None, **changes):
+def episode_run(folder, env="Counting", template="qwen3", source=None, rollout=None, **changes):
     """Returns a run on the episodes of an environment of counting.py."""
     return evolve(
         tiny_run(),
@@ -23,6 +23,7 @@ def episode_run(folder, env="Counting", template="qwen3", source=None, **changes
             "max_new_tokens": 384,
             "cache_bucket": 512,
             "tokens_per_call": 8,
+            **(rollout or {}),
         },
         data=DataConfig(
             sources=(EpisodeSource(f"{ENVIRONMENTS}:{env}", **(source or {})),),

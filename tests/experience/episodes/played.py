@@ -95,7 +95,7 @@ def tasks(count, **fields):
 
 
 @contextlib.contextmanager
-def episodes(script, starts=None, **source):
+def episodes(script, starts=None, rollout=ROLL, vocabulary=MODEL.vocab_size, **source):
     """Yields the episodes of a source that `script` plays; `starts` gets each driver."""
     data = DataConfig(sources=(EpisodeSource("none:Own", **{"timeout_s": 30.0, **source}),))
 
@@ -105,9 +105,9 @@ def episodes(script, starts=None, **source):
             starts.append(driver)
         return driver
 
-    tokenizer = SimpleNamespace(vocab_size=MODEL.vocab_size)
-    door = partial(TrainingDoor, tokenizer, ROLL.prompt_buckets[-1] + ROLL.max_new_tokens)
-    played = Episodes(data, ROLL, 0, {}, Path("none"), door, start)
+    tokenizer = SimpleNamespace(vocab_size=vocabulary)
+    door = partial(TrainingDoor, tokenizer, rollout.prompt_buckets[-1] + rollout.max_new_tokens)
+    played = Episodes(data, rollout, 0, {}, Path("none"), door, start)
     try:
         yield played
     finally:

@@ -49,6 +49,16 @@ def test_the_sampled_turns_are_trained_on_with_the_routes_of_the_rollout(whole):
     assert any("And " in text for text in texts)
 
 
+def test_in_bfloat16_the_routes_of_the_rollout_bring_training_nearer_to_it(tmp_path):
+    gaps = {}
+    for replay in ("R3", "off"):
+        folder = tmp_path / replay
+        folder.mkdir()
+        run_rl(episode_run(folder, replay=replay, rollout={"dtype": "bfloat16"}))
+        gaps[replay] = np.mean([row["mismatch/kl_k3"] for row in numbers(folder / "run")])
+    assert 0 < gaps["R3"] < gaps["off"] / 2
+
+
 def stopped_in_step_2(monkeypatch):
     """Stops the run when a sample of step 2 has ended."""
     real, logged = Telemetry.log, []
