@@ -8,7 +8,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from compass_jax.commands.options import Tasks
-from compass_jax.config import ConfigError, DataConfig, FileSource, ProceduralSource, TaskSource
+from compass_jax.config import (
+    ConfigError,
+    DataConfig,
+    EpisodeSource,
+    FileSource,
+    ProceduralSource,
+    TaskSource,
+)
 from compass_jax.config.data import Source
 from compass_jax.config.named import is_name, load
 from compass_jax.config.verifiers import JUDGE
@@ -61,7 +68,10 @@ def source_of(name: str) -> Source:
     if name in kinds():
         return FileSource("rows.jsonl", verifier=name)
     if is_name(name):
-        task = isinstance(load(name, "TASK"), Task)
+        value = load(name, "TASK")
+        if isinstance(value, type) and hasattr(value, "reset"):
+            return EpisodeSource(name)
+        task = isinstance(value, Task)
         return TaskSource(name) if task else FileSource("rows.jsonl", verifier=name)
     if name == JUDGE:
         raise ConfigError(

@@ -304,7 +304,7 @@ class Try:
 
     task: Annotated[Positional[str], arg(metavar="TASK")]
     """Verifier: its name, a reasoning-gym data set, file.py:task, file.py:function or
-    module:name.
+    module:name; or an environment, file.py:Game, of which --model plays an episode.
     """
     response: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="TEXT")]] = ()
     """The model's answer, once for each turn of a conversation; - reads standard input."""
@@ -325,7 +325,7 @@ class Try:
     endpoint: Address = ""
     """Address of the judge's OpenAI API, such as http://127.0.0.1:8000/v1."""
     model: Named = ""
-    """Name of the judge at the endpoint."""
+    """Name of the judge at the endpoint; for an environment a model's folder or a run directory."""
     key_env: Named = ""
     """Environment variable that holds the endpoint's key; empty: send no key."""
 

@@ -18,6 +18,7 @@ from compass_jax.commands.options import Try
 from compass_jax.config import (
     ConfigError,
     DataConfig,
+    EpisodeSource,
     FileSource,
     JudgeConfig,
     ProceduralSource,
@@ -103,6 +104,11 @@ def run(options: Try) -> int:
     Raises ConfigError for a task that cannot be judged: no response, or a missing column.
     """
     task, judge = options.task, None
+    source = FileSource("rows.jsonl", verifier=JUDGE) if task == JUDGE else source_of(task)
+    if isinstance(source, EpisodeSource):
+        from compass_jax.commands.episode import play  # brings jax
+
+        return play(source.env, options.model, options.number, options.seed)
     if options.endpoint or options.model:
         judge = JudgeConfig(options.endpoint, options.model, key_env=options.key_env, retries=1)
     rewards = RewardConfig(
@@ -112,7 +118,6 @@ def run(options: Try) -> int:
         judge=judge,
     )
     rewards.validate()
-    source = FileSource("rows.jsonl", verifier=JUDGE) if task == JUDGE else source_of(task)
     responses = [sys.stdin.read() if text == "-" else text for text in options.response]
     trial = Trial(
         source, *_row(options, source), responses, rewards.answer_tag, options.chat_format

@@ -59,6 +59,8 @@ def http_server(app: Any, limits: Limits) -> uvicorn.Server:
         ws="none",
         loop="asyncio",
         lifespan="off",
+        # Uvicorn's own configuration closes the streams of handlers that other packages have made.
+        log_config=None,
         log_level="critical",  # the application logs its failures itself
         access_log=False,
         server_header=False,

@@ -1,0 +1,43 @@
+"""`compass try` plays an episode of an environment."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from served import MODEL, TOKENIZER, parameters
+
+from compass_jax.commands.cli import main
+from compass_jax.weights.hf import save_params
+
+GUESS = Path(__file__).parents[2] / "examples" / "environments" / "guess.py"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("try") / "tiny"
+    config = dataclasses.replace(MODEL, max_positions=1024)
+    save_params(parameters(), config, folder, "float32", tokenizer_from=TOKENIZER)
+    return str(folder)
+
+
+def test_the_turns_are_printed_with_their_tokens_and_the_reward(model, capsys):
+    assert main(["try", f"{GUESS}:Guess", "--model", model, "--number", "3"]) == 0
+    text = capsys.readouterr().out
+    parts = [line for line in text.splitlines() if line.startswith("──")]
+    assert parts[0].startswith("── given, ") and parts[1].startswith("── the model, ")
+    assert "I think of a number from 1 to 5." in text
+    assert parts[-1].startswith("── reward ") and "turns: " in text and "branches: 1" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "is an environment, which a model plays: --model FOLDER"),
+        (["--model", "none"], "--model none: there is no such folder"),
+        (["--number", "200"], "--number 200: there are 200 rows"),
+    ],
+)
+def test_what_cannot_be_played_is_refused_by_name(model, capsys, words, message):
+    words = ["--model", model, *words] if "--number" in words else words
+    assert main(["try", f"{GUESS}:Guess", *words]) == 2
+    assert message in capsys.readouterr().err
