@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
+from compass_jax.aliases import Json
 from compass_jax.chat.base import ChatFormatError, find_format
 from compass_jax.config.errors import ConfigError, check
 from compass_jax.config.files import check_rows_path
@@ -232,14 +233,21 @@ class EpisodeSource(Section):
     """
 
     CODE: ClassVar[tuple[str, ...]] = ("env",)
+    VERIFIERS: ClassVar[str] = "verifiers:"
     verifier: ClassVar[tuple] = ()  # the environment gives the reward
     verifier_args: ClassVar[Options] = ()
     gold: ClassVar[str] = ""
 
     env: str
-    """Class of the environment: my_env:Game or path/to/my_env.py:Game."""
+    """Environment: a class, my_env:Game or path/to/my_env.py:Game; or verifiers:NAME, a task set of
+    the package verifiers.
+    """
     options: Options = ()
-    """Arguments of the class, as JSON pairs of a name and a value."""
+    """Arguments of the class, or fields of the task set, as JSON pairs of a name and a value."""
+    size: CountOrOff = 0
+    """Number of rows that are taken; 0: all."""
+    python: str = ""
+    """Interpreter that has the package verifiers; empty: that of the run."""
     label: str = ""
     """Name in the accuracy table; empty: the text after the colon."""
     repeat: Repeat = 1
@@ -251,8 +259,30 @@ class EpisodeSource(Section):
     memory_gib: Annotated[float, Range(0.25, 4096)] = 16.0
     """Address space of the driver's process, in GiB."""
 
+    @property
+    def of_verifiers(self) -> bool:
+        """Whether it is an environment of the package verifiers."""
+        return self.env.startswith(self.VERIFIERS)
+
+    @property
+    def settings(self) -> dict[str, Json]:
+        """The options, with pairs of names and values in them as mappings."""
+        return {name: _as_mapping(value) for name, value in self.options}
+
     def _check(self, key: str) -> None:
-        check_name(self.env, f"{key}.env", "'my_env:Game'")
+        if not self.of_verifiers:
+            check_name(self.env, f"{key}.env", "'my_env:Game'")
+        check(
+            self.of_verifiers or not self.python,
+            f"{key}.python = {self.python!r:.80}: a class runs under the run's; leave it out",
+        )
+
+
+def _as_mapping(value: Json) -> Json:
+    pairs_alone = isinstance(value, tuple) and all(
+        isinstance(x, tuple) and len(x) == 2 and isinstance(x[0], str) for x in value
+    )
+    return {name: _as_mapping(x) for name, x in value} if value and pairs_alone else value
 
 
 Source = ProceduralSource | FileSource | TaskSource | EpisodeSource

@@ -14,7 +14,8 @@ from compass_jax.errors import CompassError
 class Ask(NamedTuple):
     """A request of a driver for a turn. `answer` takes the reply, or what is wrong with it.
 
-    `sampling` are the sampling parameters that the request names, `stops` its stop tokens.
+    `sampling` are the sampling parameters that the request names, `stops` its stop tokens. `agent`
+    tells the agents of an episode apart; empty: it has one.
     """
 
     session: str
@@ -23,6 +24,7 @@ class Ask(NamedTuple):
     sampling: JsonObject
     stops: tuple[int, ...]
     answer: Callable[[Reply | CompassError], None]
+    agent: str = ""
 
 
 class Reply(NamedTuple):

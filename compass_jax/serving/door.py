@@ -3,7 +3,8 @@ episodes.
 
 It listens on loopback alone. A session's address has a secret token, so that no session can name
 another's: http://127.0.0.1:PORT/s/TOKEN, with the routes of `compass serve` under it. A client that
-sends the token in the header X-Session-ID may leave the path out.
+sends the token in the header X-Session-ID may leave the path out; with the path, the header names
+the agent of the episode that asks, as verifiers does.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from compass_jax.serving.server import http_server
 
 MODEL = "policy"  # the name of the model, which requests may leave out
 HEADER = "x-session-id"
+MOST_AGENT = 200  # characters of an agent's name
 STOP_S = 10.0  # time for the server's thread to end
 WATCH_S = 0.5  # between looks for a client that has left, and for the end of the episode
 LIMITS = Limits(body_bytes=2**24, stop_s=1.0)
@@ -120,7 +122,9 @@ class TrainingDoor:
 
         sampling = params.model_dump(include={"temperature", "top_p", "top_k"}, exclude_unset=True)
         stops = tuple(params.stop_token_ids)
-        ask = Ask(session, np.asarray(job.prompt), job.max_tokens, sampling, stops, deliver)
+        in_path = "session" in request.path_params  # the header then names the client's agent
+        agent = request.headers.get(HEADER, "")[:MOST_AGENT] if in_path else ""
+        ask = Ask(session, np.asarray(job.prompt), job.max_tokens, sampling, stops, deliver, agent)
         self._put(ask)
         while not (await asyncio.wait([future], timeout=WATCH_S))[0]:
             if not self._is_open(session):

@@ -4,6 +4,7 @@ engine decodes the turns that they ask for.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -141,7 +142,7 @@ class EpisodeCollection(Collection):
             playing = self._playing.get(token)
             if playing is not None and self.episodes.plays(event.driver, playing.session.task):
                 self.episodes.played(event.driver)
-                self._end(token, verdict(message, playing.session))
+                self._end(token, verdict(message), str(message.get("agent", "")))
 
     def _ask(self, ask: Ask) -> None:
         playing = self._playing.get(ask.session)
@@ -151,7 +152,7 @@ class EpisodeCollection(Collection):
         try:
             self._check(ask)
             request = playing.session.ask(
-                ask.tokens, ask.limit, self.policy_version, self.temperature or 0.0
+                ask.tokens, ask.limit, self.policy_version, self.temperature or 0.0, ask.agent
             )
         except Refused as error:
             return ask.answer(error)
@@ -195,17 +196,23 @@ class EpisodeCollection(Collection):
             playing.since = time.monotonic()
         ask.answer(Refused("the request was cancelled"))
 
-    def _end(self, token: str, score: Score, cancel: bool = False) -> None:
-        """Ends an episode with its verdict."""
+    def _end(self, token: str, score: Score, agent: str = "", cancel: bool = False) -> None:
+        """Ends an episode with its verdict, which is that of `agent` where one is named."""
         playing = self._playing.pop(token)
         session = playing.session
         for request in session.live:
             self.batcher.cancel(request)
             self._turns[request][1].answer(Refused("the episode has ended"))
         self.episodes.end(token, session.task, cancel)
-        rollout = session.sample(frozenset(self.engine.end_ids))
-        if score.known and not session.turns:
+        rollout = session.sample(frozenset(self.engine.end_ids), agent)
+        if score.known and not rollout.sampled_length:
             score = Score(0.0, False, "error", "the episode ended without a sampled token")
+        counts = {
+            "turns": float(session.turns),
+            "branches": float(len(session.branches)),
+            "dropped_tokens": float(session.sampled - rollout.sampled_length),
+        }
+        score = dataclasses.replace(score, components={**score.components, **counts})
         self.episodes.verdicts[session.key] = score
         self._ended.append(rollout)
 
@@ -218,7 +225,7 @@ class EpisodeCollection(Collection):
         self._playing, self._turns = {}, {}
 
 
-def verdict(message: JsonObject, session: Session) -> Score:
+def verdict(message: JsonObject) -> Score:
     """Returns the verdict of a driver's message on an episode."""
     if "reward" not in message:
         detail = message.get("detail")
@@ -232,11 +239,6 @@ def verdict(message: JsonObject, session: Session) -> Score:
         components = {name: _finite(value, name) for name, value in metrics.items()}
     except ValueError as error:
         return Score(0.0, False, "error", f"the driver's verdict is unusable: {error}")
-    components |= {
-        "turns": float(session.turns),
-        "branches": float(len(session.branches)),
-        "dropped_tokens": float(session.dropped_tokens),
-    }
     return Score(reward, True, components=components)
 
 

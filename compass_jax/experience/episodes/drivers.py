@@ -2,7 +2,7 @@
 
     trainer to driver   a line of setup, then {"play": ...} and {"cancel": session}
     driver to trainer   {"ready": true} or {"refused": reason}, then for each episode
-                        {"done": {"session", "reward", "metrics"}} or
+                        {"done": {"session", "reward", "metrics", "agent"}} or
                         {"failed": {"session", "detail"}}
 
 A driver is trusted code of the user's: it may use the network and keep state. It can still fail:
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, NamedTuple
 
 from compass_jax.aliases import Json, JsonObject
-from compass_jax.processes.start import environment, module_command
+from compass_jax.data.episodes import Command
 
 MOST_LINE = 2**20  # bytes of a message
 LAST_WORDS = 1000  # characters of the log in a message
@@ -50,13 +50,13 @@ class Driver:
     """A driver's process. `emit` gets its messages, from another thread.
 
     Args:
-        module: the module that is run.
+        command: the command that starts it.
         setup: its first line.
         log: file of what it prints.
     """
 
     def __init__(
-        self, module: str, setup: Json, log: Path, emit: Callable[[Said | Ended], None]
+        self, command: Command, setup: Json, log: Path, emit: Callable[[Said | Ended], None]
     ) -> None:
         self._emit, self._log = emit, log
         self.ready = False
@@ -65,11 +65,11 @@ class Driver:
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as errors:
             self._process = subprocess.Popen(
-                module_command(module),
+                command.words,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env=environment(passes_all=True),
+                env=command.variables,
                 start_new_session=True,
             )
         self.send(setup)

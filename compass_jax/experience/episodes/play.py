@@ -29,6 +29,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import inspect
+import itertools
 import json
 import math
 import os
@@ -211,18 +212,17 @@ def environment_class(name: str) -> Any:
     return kind
 
 
-def rows(kind: Any, seed: int, tell: Callable[..., None]) -> None:
-    """Writes the rows of an environment. Raises ConfigError for a row that is no task."""
-    count = 0
-    for count, row in enumerate(kind.rows(seed), 1):
+def rows(kind: Any, seed: int, size: int, tell: Callable[..., None]) -> None:
+    """Writes the rows of an environment, at most `size` (0: all). Raises ConfigError for a row that
+    is no task.
+    """
+    for count, row in enumerate(itertools.islice(kind.rows(seed), size or None), 1):
         if not isinstance(row, Mapping) or not isinstance(row.get("prompt"), str | list):
             raise ConfigError(
                 f"row {count} is {row!r:.80}: a row is a mapping with a prompt, by which it is"
                 " known, and with what reset reads"
             )
         tell(row=dict(row))
-    if not count:
-        raise ConfigError(f"rows({seed}) gave no row; an environment needs one task at least")
 
 
 def own_output() -> TextIO:
@@ -249,7 +249,7 @@ def main() -> None:
     try:
         kind = environment_class(setup["env"])
         if setup["mode"] == "rows":
-            return rows(kind, setup["seed"], tell)
+            return rows(kind, setup["seed"], setup["size"], tell)
         tokenizer = Tokenizer(**setup["tokenizer"])
     except Exception as error:
         if not isinstance(error, ConfigError):

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from compass_jax.aliases import JsonMapping, JsonObject
 from compass_jax.config import DataConfig, EpisodeSource, RolloutConfig
-from compass_jax.data.episodes import DRIVER
+from compass_jax.data.episodes import command_of, setup_of
 from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.experience.episodes.drivers import Driver, Ended, Said
 from compass_jax.experience.episodes.sessions import Session
@@ -129,15 +129,9 @@ class Episodes:
     def _driver(self, source: int) -> Driver:
         if source not in self._drivers:
             settings = self._sources[source]
-            setup = {
-                "env": settings.env,
-                "mode": "play",
-                "options": dict(settings.options),
-                "memory_gib": settings.memory_gib,
-                "tokenizer": self._tokenizer,
-            }
+            setup = setup_of(settings, "play", tokenizer=self._tokenizer)
             log = self._log / f"{source}-{settings.env.rpartition(':')[2]}.log"
-            self._drivers[source] = self._start(DRIVER, setup, log, self._events.put)
+            self._drivers[source] = self._start(command_of(settings), setup, log, self._events.put)
         return self._drivers[source]
 
     def source_of(self, driver: Driver) -> int:

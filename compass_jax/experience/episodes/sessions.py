@@ -34,6 +34,7 @@ class Branch:
     """A sequence of tokens, given and sampled; `request` while its next turn is sampled."""
 
     number: int
+    agent: str
     prompt: Prompt  # the tokens of its first request
     tokens: np.ndarray  # int32 [t]
     logp: np.ndarray  # float32 [t]
@@ -74,8 +75,12 @@ class Session:
     branches: list[Branch] = field(default_factory=list)
     turns: int = 0
 
-    def ask(self, tokens: np.ndarray, limit: int, version: int, temperature: float) -> Request:
-        """Returns the request that samples up to `limit` tokens after `tokens`. Raises Refused."""
+    def ask(
+        self, tokens: np.ndarray, limit: int, version: int, temperature: float, agent: str = ""
+    ) -> Request:
+        """Returns the request that samples up to `limit` tokens after `tokens`, in a branch of
+        `agent`. Raises Refused.
+        """
         if len(tokens) >= self.most_tokens:
             raise Refused(
                 f"{len(tokens)} tokens leave no room for a reply: an episode has at most"
@@ -83,7 +88,7 @@ class Session:
             )
         if self.turns >= self.most_turns * MOST_BRANCHES:
             raise Refused(f"the episode has had {self.turns} replies, more than its turns allow")
-        branch = self._continued(tokens) or self._new_branch(tokens, version)
+        branch = self._continued(tokens, agent) or self._new_branch(tokens, agent)
         column, row = self._place(branch)
         limit = min(len(tokens) + limit, self.most_tokens)
         if branch.sampled:
@@ -109,13 +114,12 @@ class Session:
         column = self.key.index + branch.number * BRANCH_COLUMNS
         return column, self.outside if branch.number else self.row
 
-    def _continued(self, tokens: np.ndarray) -> Branch | None:
-        """Returns the longest branch that the tokens continue, with the new ones as given."""
-        known = [
-            x
-            for x in self.branches
-            if x.sampled and x.request is None and np.array_equal(x.tokens, tokens[: len(x.tokens)])
-        ]
+    def _continued(self, tokens: np.ndarray, agent: str) -> Branch | None:
+        """Returns the agent's longest branch that the tokens continue, with the new ones as
+        given.
+        """
+        idle = [x for x in self.branches if x.sampled and (x.request, x.agent) == (None, agent)]
+        known = [x for x in idle if np.array_equal(x.tokens, tokens[: len(x.tokens)])]
         if not known:
             return None
         branch = max(known, key=lambda x: len(x.tokens))
@@ -127,7 +131,7 @@ class Session:
         branch.versions = np.concatenate([branch.versions, np.full(n, GIVEN, np.int32)])
         return branch
 
-    def _new_branch(self, tokens: np.ndarray, version: int) -> Branch:
+    def _new_branch(self, tokens: np.ndarray, agent: str) -> Branch:
         if len(tokens) > self.most_prompt:
             raise Refused(
                 f"{len(tokens)} tokens continue no earlier request, and a new one has at most"
@@ -144,7 +148,7 @@ class Session:
         prompt = dataclasses.replace(self.task, tokens=tokens)
         zeros = np.zeros(len(tokens), np.float32)
         versions = np.full(len(tokens), GIVEN, np.int32)
-        branch = Branch(number, prompt, tokens, zeros, zeros, versions)
+        branch = Branch(number, agent, prompt, tokens, zeros, zeros, versions)
         self.branches[number : number + 1] = [branch]
         return branch
 
@@ -153,12 +157,13 @@ class Session:
         """The requests that are being sampled."""
         return [x.request for x in self.branches if x.request is not None]
 
-    def sample(self, end_ids: frozenset[int]) -> Rollout:
-        """Returns the trained branch as the episode's sample: after its placeholder all tokens are
-        those of the response. Without a reply the sample has the placeholder alone.
+    def sample(self, end_ids: frozenset[int], agent: str = "") -> Rollout:
+        """Returns the trained branch as the episode's sample, of `agent` where one is named: after
+        its placeholder all tokens are those of the response. Without a reply the sample has the
+        placeholder alone.
         """
         index = self.key.index
-        done = [x for x in self.branches if x.sampled]
+        done = [x for x in self.branches if x.sampled and agent in ("", x.agent)]
         if not done:
             one = np.zeros(1, np.float32)
             versions = np.full(1, GIVEN, np.int32)
@@ -171,7 +176,6 @@ class Session:
         return Rollout(self.task, index, *arrays, truncated, best.versions[:n], row)
 
     @property
-    def dropped_tokens(self) -> int:
-        """The number of sampled tokens in branches that are not trained."""
-        counts = [x.sampled for x in self.branches]
-        return sum(counts) - max(counts, default=0)
+    def sampled(self) -> int:
+        """The number of sampled tokens in all branches."""
+        return sum(x.sampled for x in self.branches)

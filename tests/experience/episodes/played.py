@@ -99,7 +99,7 @@ def episodes(script, starts=None, rollout=ROLL, vocabulary=MODEL.vocab_size, **s
     """Yields the episodes of a source that `script` plays; `starts` gets each driver."""
     data = DataConfig(sources=(EpisodeSource("none:Own", **{"timeout_s": 30.0, **source}),))
 
-    def start(module, setup, log, emit):
+    def start(command, setup, log, emit):
         driver = Threads(script, setup, emit)
         if starts is not None:
             starts.append(driver)

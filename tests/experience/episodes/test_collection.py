@@ -124,6 +124,42 @@ def test_a_history_that_was_written_anew_is_a_branch_and_the_longest_one_is_trai
         assert not all(verdicts[key].components["same"] for key in rollouts)
 
 
+def test_the_branch_of_the_agent_that_the_verdict_names_is_trained():
+    def script(order, driver):
+        def asked(agent, tokens, limit):
+            body = {"token_ids": list(map(int, tokens)), "sampling_params": {"max_tokens": limit}}
+            status, reply = post(order.url, body, **{"X-Session-ID": agent})
+            assert status == 200
+            return reply["choices"][0]["token_ids"]
+
+        first = asked("first", OPENING, 2)
+        long = asked("second", OPENING, 9)
+        # the other agent's history is no history of the first one
+        again = asked("first", [*OPENING, *first, *REPLY], 2)
+        message = done(order, long=float(len(long)), own=float(len(first) + len(again)))
+        message["done"]["agent"] = "first"
+        return message
+
+    with episodes(script) as played:
+        _, rollouts = collected(played, tasks(1), samples=2)
+        for key, one in rollouts.items():
+            parts = played.verdicts[key].components
+            assert parts["branches"] == 2
+            assert one.sampled_length == parts["own"]
+            assert parts["dropped_tokens"] == parts["long"]
+
+
+def test_a_verdict_on_an_agent_that_sampled_nothing_is_an_error():
+    def script(order, driver):
+        turn(order, OPENING, max_tokens=2)
+        return {"done": {"session": order.session, "reward": 1.0, "agent": "another"}}
+
+    with episodes(script) as played:
+        collected(played, tasks(1))
+        (verdict,) = played.verdicts.values()
+    assert not verdict.known and "without a sampled token" in verdict.detail
+
+
 def test_several_requests_of_an_episode_and_plain_samples_decode_together():
     started = threading.Barrier(3)
 

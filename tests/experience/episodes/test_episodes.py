@@ -15,10 +15,11 @@ from logged import lines, numbers
 
 from compass_jax.config import ConfigError, DataConfig, EpisodeSource
 from compass_jax.config.drafts import Drafts
-from compass_jax.data.episodes import episode_rows
+from compass_jax.data.episodes import Command, episode_rows
 from compass_jax.data.files import DataError
 from compass_jax.experience.episodes.drivers import Driver
 from compass_jax.experience.step_policies.partial import PartialRollouts
+from compass_jax.processes.start import environment, module_command
 from compass_jax.runs.telemetry import Telemetry
 from compass_jax.training.episodes import check_episodes
 from compass_jax.training.loop import StepFailed
@@ -170,6 +171,10 @@ def test_what_plays_no_episode_is_refused_by_name(tmp_path, reason):
     check_episodes(DataConfig(), dataclasses.replace(config.rl, **changes), samplers)
 
 
+def command(module):
+    return Command(module_command(module), environment(passes_all=True))
+
+
 BROKEN = {
     "no message": "print('hello')",
     "another message": "print('{\"hello\": 1}')",
@@ -186,7 +191,7 @@ def test_a_driver_that_breaks_the_protocol_is_ended_with_its_last_words(tmp_path
     events = []
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        driver = Driver("broken_driver", {}, tmp_path / "log", events.append)
+        driver = Driver(command("broken_driver"), {}, tmp_path / "log", events.append)
         driver._process.wait(30)
         for _ in range(200):
             if events:
@@ -210,7 +215,7 @@ def test_a_driver_ends_with_all_that_it_started(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
         patch.setattr("compass_jax.experience.episodes.drivers.END_S", 0.5)
-        driver = Driver("hanging_driver", {"a": 1}, tmp_path / "log", events.append)
+        driver = Driver(command("hanging_driver"), {"a": 1}, tmp_path / "log", events.append)
         while not events:
             subprocess.run(["sleep", "0.05"], check=True)
         assert json.loads(json.dumps(events[0].message)) == {"ready": True}
