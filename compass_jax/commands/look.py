@@ -17,7 +17,7 @@ from compass_jax.config.data import HELDOUT
 from compass_jax.data.prompts import evaluation_sets, train_prompts
 from compass_jax.data.questions import unique_notices
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.records import Prompt, Score
+from compass_jax.records import EPISODE, Prompt, Score
 from compass_jax.rewards.answer_form import missing_requests
 from compass_jax.rewards.faults import summary
 from compass_jax.runs.screen import text_lines
@@ -58,7 +58,8 @@ def run_look(
     ):
         for part in textwrap.wrap(text, max(console.width, 40), break_on_hyphens=False):
             line(part)
-    for text in histogram([len(p.tokens) for p in prompts], scored.rollout.prompt_buckets):
+    lengths = [len(p.tokens) for p in prompts if p.turns != EPISODE]
+    for text in histogram(lengths, scored.rollout.prompt_buckets) if lengths else ():
         line(text)
     for prompt in prompts[:most]:
         _show(line, prompt, tokenizer, console.width)
@@ -87,8 +88,13 @@ def histogram(lengths: Sequence[int], buckets: Sequence[int]) -> list[str]:
 def _show(line, prompt: Prompt, tokenizer: Tokenizer, width: int) -> None:
     width = max(min(width, 110), 40)
     line("─" * min(width, 80))
-    line(f"{prompt.label}, {len(prompt.tokens)} tokens, as the model reads them:")
-    for text in tokenizer.decode(prompt.tokens, special=True).splitlines():
+    if prompt.turns == EPISODE:
+        line(f"{prompt.label}, the prompt of an episode's row; compass try plays one:")
+        shown = prompt.question
+    else:
+        line(f"{prompt.label}, {len(prompt.tokens)} tokens, as the model reads them:")
+        shown = tokenizer.decode(prompt.tokens, special=True)
+    for text in shown.splitlines():
         for part in text_lines("", text, width, _WHOLE):
             line(part)
     if prompt.answer:
@@ -97,7 +103,7 @@ def _show(line, prompt: Prompt, tokenizer: Tokenizer, width: int) -> None:
 
 def _judge(scored: ScoredConfig, prompts: Sequence[Prompt], line) -> float | None:
     """Returns the share of judged ground truths that their own verifier finds right."""
-    answered = [prompt for prompt in prompts if prompt.answer]
+    answered = [prompt for prompt in prompts if prompt.answer and prompt.turns != EPISODE]
     if not answered:
         return None
     judged = answered[:MOST_REFERENCES]

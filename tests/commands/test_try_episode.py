@@ -41,3 +41,10 @@ def test_what_cannot_be_played_is_refused_by_name(model, capsys, words, message)
     words = ["--model", model, *words] if "--number" in words else words
     assert main(["try", f"{GUESS}:Guess", *words]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_rows_of_an_environment_are_shown_without_tokens(model, capsys):
+    assert main(["data", "--model", model, "--env", f"{GUESS}:Guess"]) == 0
+    text = capsys.readouterr().out
+    assert "Guess, the prompt of an episode's row; compass try plays one:" in text
+    assert "I think of a number from 1 to" in text and "tokens: shortest" not in text
