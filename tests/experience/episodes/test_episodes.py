@@ -6,6 +6,7 @@ import math
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
@@ -223,3 +224,46 @@ def test_a_driver_ends_with_all_that_it_started(tmp_path):
     child = int((tmp_path / "log").read_text().split()[0])
     state = Path(f"/proc/{child}/stat")
     assert not state.exists() or state.read_text().split(")")[1].split()[0] == "Z"
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from compass_jax.config import EpisodeSource
+from compass_jax.data.episodes import command_of, setup_of
+from compass_jax.experience.episodes.drivers import Driver
+
+source, folder = EpisodeSource(sys.argv[1]), sys.argv[2]
+arguments = {"folder": sys.argv[3]}
+said = []
+driver = Driver(
+    command_of(source), setup_of(source, "play", tokenizer=arguments), Path(folder), said.append
+)
+while not said:
+    time.sleep(0.05)
+print(driver._process.pid, said[0].message, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_trainer_takes_its_driver_with_it(tmp_path):
+    tokenizer = episode_run(tmp_path).data.tokenizer
+    words = [f"{ENVIRONMENTS}:Counting", str(tmp_path / "log"), tokenizer]
+    owner = subprocess.Popen(
+        [*module_command("x")[:1], "-c", OWNER, *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment(passes_all=True),
+    )
+    assert owner.stdout is not None
+    with owner.stdout:
+        driver, _, message = owner.stdout.readline().partition(" ")
+    assert message.strip() == "{'ready': True}"
+    owner.kill()
+    owner.wait()
+    state = Path(f"/proc/{driver}/stat")
+    for _ in range(200):
+        if not state.exists() or state.read_text().split(")")[1].split()[0] == "Z":
+            return
+        time.sleep(0.05)
+    pytest.fail("the driver outlived its trainer")
