@@ -90,12 +90,12 @@ def _show(line, prompt: Prompt, tokenizer: Tokenizer, width: int) -> None:
     line("─" * min(width, 80))
     if prompt.turns == EPISODE:
         line(f"{prompt.label}, the prompt of an episode's row; compass try plays one:")
-        shown = prompt.question
+        text = prompt.question
     else:
         line(f"{prompt.label}, {len(prompt.tokens)} tokens, as the model reads them:")
-        shown = tokenizer.decode(prompt.tokens, special=True)
-    for text in shown.splitlines():
-        for part in text_lines("", text, width, _WHOLE):
+        text = tokenizer.decode(prompt.tokens, special=True)
+    for row in text.splitlines():
+        for part in text_lines("", row, width, _WHOLE):
             line(part)
     if prompt.answer:
         line(text_lines("truth", str(prompt.answer), width, 1)[0])

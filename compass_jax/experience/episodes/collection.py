@@ -181,7 +181,7 @@ class EpisodeCollection(Collection):
         if playing is None or request.cancelled:
             return
         start = len(ask.tokens)
-        playing.session.replied(request, start)
+        playing.session.of(request).take(request)
         playing.since = time.monotonic()
         stopped = int(request.tokens[-1]) in self.engine.end_ids
         ask.answer(Reply(request.tokens[start:], request.logp[start:], stopped))
@@ -191,8 +191,7 @@ class EpisodeCollection(Collection):
         self.batcher.cancel(request)
         playing = self._playing.get(token)
         if playing is not None:
-            for branch in playing.session.branches:
-                branch.request = None if branch.request is request else branch.request
+            playing.session.of(request).request = None
             playing.since = time.monotonic()
         ask.answer(Refused("the request was cancelled"))
 

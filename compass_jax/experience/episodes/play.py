@@ -77,7 +77,7 @@ Generate = Callable[[Sequence[int]], Sampled]
 
 def sample(order: Order, tokens: Sequence[int]) -> Sampled:
     """Returns the turn that the trainer's engine samples after these tokens."""
-    body = {"token_ids": list(map(int, tokens)), "sampling_params": order.sampling}
+    body = {"token_ids": list(map(int, tokens))}  # sampled as the run does
     request = urllib.request.Request(
         f"{order.url}/inference/v1/generate",
         json.dumps(body).encode(),

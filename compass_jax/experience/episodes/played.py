@@ -155,8 +155,9 @@ class Episodes:
 
     def refused(self, event: Said) -> None:
         """Raises VerifierError for an environment that its driver cannot play."""
-        env = self._sources[self.source_of(event.driver)].env
-        raise VerifierError(f"{env}: {event.message['refused']}")
+        source = self._sources.get(self.source_of(event.driver))
+        if source is not None:
+            raise VerifierError(f"{source.env}: {event.message['refused']}")
 
     def plays(self, driver: Driver, prompt: Prompt) -> bool:
         """Returns whether a driver is the one that plays a prompt's episodes."""

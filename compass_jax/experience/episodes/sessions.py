@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -31,15 +32,17 @@ class Refused(CompassError, ValueError):
 
 @dataclass(eq=False)
 class Branch:
-    """A sequence of tokens, given and sampled; `request` while its next turn is sampled."""
+    """A sequence of given and sampled tokens, which ends with a sampled one; empty before its first
+    reply. `request` samples its next turn.
+    """
 
     number: int
     agent: str
     prompt: Prompt  # the tokens of its first request
-    tokens: np.ndarray  # int32 [t]
-    logp: np.ndarray  # float32 [t]
-    entropy: np.ndarray  # float32 [t]
-    versions: np.ndarray  # int32 [t]; GIVEN on the tokens of requests
+    tokens: np.ndarray = field(default_factory=partial(np.zeros, 0, np.int32))
+    logp: np.ndarray = field(default_factory=partial(np.zeros, 0, np.float32))
+    entropy: np.ndarray = field(default_factory=partial(np.zeros, 0, np.float32))
+    versions: np.ndarray = field(default_factory=partial(np.zeros, 0, np.int32))
     request: Request | None = None
 
     @property
@@ -47,10 +50,22 @@ class Branch:
         """The number of sampled tokens."""
         return int((self.versions != GIVEN).sum())
 
-    def rollout(self, column: int, row: int) -> Rollout:
-        """Returns its tokens as a sample that can be continued."""
-        arrays = self.tokens, self.logp, self.entropy
-        return Rollout(self.prompt, column, *arrays, True, self.versions, row)
+    def goes_on_to(self, tokens: np.ndarray) -> bool:
+        """Returns whether all its tokens begin `tokens`."""
+        return bool(self.sampled) and np.array_equal(self.tokens, tokens[: len(self.tokens)])
+
+    def rollout(self, tokens: np.ndarray, column: int, row: int) -> Rollout:
+        """Returns the sample of all `tokens`, of which those after its own are given."""
+        more = len(tokens) - len(self.tokens)
+        logp, entropy = (np.pad(x, (0, more)) for x in (self.logp, self.entropy))
+        versions = np.pad(self.versions, (0, more), constant_values=GIVEN)
+        return Rollout(self.prompt, column, tokens, logp, entropy, True, versions, row)
+
+    def take(self, request: Request) -> None:
+        """Takes the tokens of its request, which is done."""
+        self.tokens, self.logp, self.entropy = request.tokens, request.logp, request.entropy
+        self.versions, self.request = request.versions.copy(), None
+        self.versions[: len(self.prompt.tokens)] = GIVEN
 
 
 @dataclass(eq=False)
@@ -88,11 +103,11 @@ class Session:
             )
         if self.turns >= self.most_turns * MOST_BRANCHES:
             raise Refused(f"the episode has had {self.turns} replies, more than its turns allow")
-        branch = self._continued(tokens, agent) or self._new_branch(tokens, agent)
+        branch = self._branch(tokens, agent)
         column, row = self._place(branch)
         limit = min(len(tokens) + limit, self.most_tokens)
         if branch.sampled:
-            request = Request.resumed(branch.rollout(column, row), limit)
+            request = Request.resumed(branch.rollout(tokens, column, row), limit)
             request.temperature = temperature
         else:
             request = Request.of(
@@ -102,53 +117,34 @@ class Session:
         self.turns += 1
         return request
 
-    def replied(self, request: Request, sampled_from: int) -> None:
-        """Adds the tokens that a request has sampled, from place `sampled_from` on."""
-        branch = next(x for x in self.branches if x.request is request)
-        branch.tokens, branch.logp, branch.entropy = request.tokens, request.logp, request.entropy
-        new = request.versions[sampled_from:]
-        branch.versions = np.concatenate([branch.versions[:sampled_from], new])
-        branch.request = None
+    def of(self, request: Request) -> Branch:
+        """Returns the branch of a request."""
+        return next(x for x in self.branches if x.request is request)
 
     def _place(self, branch: Branch) -> tuple[int, int]:
         column = self.key.index + branch.number * BRANCH_COLUMNS
         return column, self.outside if branch.number else self.row
 
-    def _continued(self, tokens: np.ndarray, agent: str) -> Branch | None:
-        """Returns the agent's longest branch that the tokens continue, with the new ones as
-        given.
-        """
-        idle = [x for x in self.branches if x.sampled and (x.request, x.agent) == (None, agent)]
-        known = [x for x in idle if np.array_equal(x.tokens, tokens[: len(x.tokens)])]
-        if not known:
-            return None
-        branch = max(known, key=lambda x: len(x.tokens))
-        n = len(tokens) - len(branch.tokens)
-        zeros = np.zeros(n, np.float32)
-        branch.tokens = tokens
-        branch.logp = np.concatenate([branch.logp, zeros])
-        branch.entropy = np.concatenate([branch.entropy, zeros])
-        branch.versions = np.concatenate([branch.versions, np.full(n, GIVEN, np.int32)])
-        return branch
-
-    def _new_branch(self, tokens: np.ndarray, agent: str) -> Branch:
+    def _branch(self, tokens: np.ndarray, agent: str) -> Branch:
+        """Returns the agent's longest branch that goes on to the tokens, or a new one."""
+        idle = [x for x in self.branches if x.request is None]
+        known = [x for x in idle if x.agent == agent and x.goes_on_to(tokens)]
+        if known:
+            return max(known, key=lambda x: len(x.tokens))
         if len(tokens) > self.most_prompt:
             raise Refused(
                 f"{len(tokens)} tokens continue no earlier request, and a new one has at most"
                 f" {self.most_prompt} (rollout.prompt_buckets[-1])"
             )
         # A branch whose first request was cancelled is begun again.
-        idle = [x for x in self.branches if x.request is None and not x.sampled]
-        number = idle[0].number if idle else len(self.branches)
+        unanswered = [x.number for x in idle if not x.sampled]
+        number = unanswered[0] if unanswered else len(self.branches)
         if number >= MOST_BRANCHES:
             raise Refused(
                 f"the request continues none of the episode's {number} histories, and it may have"
                 " no more"
             )
-        prompt = dataclasses.replace(self.task, tokens=tokens)
-        zeros = np.zeros(len(tokens), np.float32)
-        versions = np.full(len(tokens), GIVEN, np.int32)
-        branch = Branch(number, agent, prompt, tokens, zeros, zeros, versions)
+        branch = Branch(number, agent, dataclasses.replace(self.task, tokens=tokens))
         self.branches[number : number + 1] = [branch]
         return branch
 
@@ -169,11 +165,9 @@ class Session:
             versions = np.full(1, GIVEN, np.int32)
             return Rollout(self.task, index, self.task.tokens, one, one, True, versions, self.row)
         best = max(done, key=lambda x: x.sampled)
-        n = int(np.flatnonzero(best.versions != GIVEN)[-1]) + 1  # what follows was never read
-        arrays = (best.tokens[:n], best.logp[:n], best.entropy[:n])
-        truncated = int(best.tokens[n - 1]) not in end_ids
-        row = self._place(best)[1]
-        return Rollout(self.task, index, *arrays, truncated, best.versions[:n], row)
+        truncated = int(best.tokens[-1]) not in end_ids
+        arrays = (best.tokens, best.logp, best.entropy, truncated, best.versions)
+        return Rollout(self.task, index, *arrays, self._place(best)[1])
 
     @property
     def sampled(self) -> int:

@@ -2,6 +2,7 @@
 everything that can go wrong is the outcome of that sample or request alone.
 """
 
+import http.client
 import json
 import threading
 import time
@@ -377,16 +378,20 @@ def test_a_stop_ends_all_episodes_and_their_requests():
     assert sorted(set(answered))[-1] in (404, 409) and sum(x != 200 for x in answered) == 4
 
 
-def test_a_client_that_leaves_frees_its_slot():
-    import http.client
+def leave_during(order, tokens):
+    """Asks for a turn after these tokens, and closes the connection before the reply."""
+    host, _, path = order.url.removeprefix("http://").partition("/")
+    connection = http.client.HTTPConnection(host)
+    params = {"max_tokens": 20}
+    body = json.dumps({"token_ids": list(map(int, tokens)), "sampling_params": params})
+    headers = {"content-type": "application/json"}
+    connection.request("POST", f"/{path}/inference/v1/generate", body, headers)
+    connection.close()
 
+
+def test_a_client_that_leaves_frees_its_slot():
     def script(order, driver):
-        host, _, path = order.url.removeprefix("http://").partition("/")
-        connection = http.client.HTTPConnection(host)
-        body = json.dumps({"token_ids": [2], "sampling_params": {"max_tokens": 2}})
-        headers = {"content-type": "application/json"}
-        connection.request("POST", f"/{path}/inference/v1/generate", body, headers)
-        connection.close()
+        leave_during(order, [2])
         answer = turn(order, OPENING, max_tokens=3)
         return done(order, tokens=float(len(answer["token_ids"])))
 
