@@ -21,7 +21,7 @@ def open_episodes(
     data: DataConfig, rollout: RolloutConfig, vocab_size: int, seed: int, directory: str
 ) -> Iterator[Episodes | None]:
     """Yields the episodes of a run's sources; None without such a source. The drivers' logs are in
-    the run's directory.
+    the run's directory. `rollout`: of the stage with the longest answers.
     """
     if not plays(data):
         yield None
@@ -34,7 +34,7 @@ def open_episodes(
     }
     most = rollout.prompt_buckets[-1] + rollout.max_new_tokens
     door = partial(TrainingDoor, load_tokenizer(data, vocab_size), most)
-    episodes = Episodes(data, rollout, seed, arguments, Path(directory) / LOGS, door)
+    episodes = Episodes(data, seed, arguments, Path(directory) / LOGS, door)
     try:
         yield episodes
     finally:

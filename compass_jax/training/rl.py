@@ -14,6 +14,7 @@ import jax
 
 from compass_jax.aliases import JsonObject
 from compass_jax.config import RunConfig
+from compass_jax.config.curriculum import largest_stage
 from compass_jax.config.io import to_plain
 from compass_jax.data.prompts import in_words
 from compass_jax.distributed import all_gather_bytes, is_main_process
@@ -99,7 +100,8 @@ def rl_steps(
     data = with_date(config.data, config.model.vocab_size, config.directory)
     config = replace(config, data=data)
     check_episodes(data, config.rl, config.samplers.acts)
-    of_episodes = data, config.rollout, config.model.vocab_size, config.seed, config.directory
+    longest = largest_stage(config.rl, config.rollout)[1]
+    of_episodes = data, longest, config.model.vocab_size, config.seed, config.directory
     pool = Pool(config.samplers) if config.samplers.acts else None
     exchange = all_gather_bytes if pool is None else pool.exchange
     with (

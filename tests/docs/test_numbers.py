@@ -7,7 +7,7 @@ from statistics import mean, median
 
 import pytest
 
-from benchmarks import drafts, parity, plans
+from benchmarks import drafts, parity, plans, unlabelled_report
 from benchmarks.targets import means_of_evaluations
 from benchmarks.tokens_report import interval, over_window, ratios
 
@@ -307,7 +307,6 @@ def test_tokens_to_an_accuracy():
                 ratio, low, high = interval(ratios(seeds, smooth=smooth)[variant])
                 assert f"{ratio:.2f} ({low:.2f} to {high:.2f})" == text
                 assert text.rstrip(")") in PAGE
-    assert "0.26 of tuned GRPO's tokens" in README
     again = rows("tokens_to_accuracy_minutes.jsonl")
     first = {(x["variant"], x["seed"]): x["curve"] for x in arms if "0.7, 16" not in x["name"]}
     for run in again:  # the same tokens and accuracies
@@ -317,6 +316,27 @@ def test_tokens_to_an_accuracy():
         seeds = [x for x in again if x["seed"] not in left_out]
         ratio, low, high = interval(ratios(seeds, minutes=True)["screening, posterior"])
         assert f"{ratio:.2f} ({low:.2f} to {high:.2f})" == text and text in PAGE
+
+
+def test_tokens_without_labels():
+    found = rows("unlabelled_accuracy.jsonl")
+    section = PAGE.split("### Without labels")[1].split("### A pretrained model")[0]
+    (table,) = [x for x in unlabelled_report.report(found).split("\n\n") if "| candidate" in x]
+    assert table in section
+    ratio = unlabelled_report.ratio(found, "hard", "candidate", 0)
+    text = f"{ratio.mean:.2f} ({ratio.low:.2f} to {ratio.high:.2f})"
+    assert f"needs {text} of tuned GRPO's tokens" in section
+    assert f"{ratio.mean:.2f} of tuned GRPO's tokens" in README
+    difference, error = unlabelled_report.end_difference(found, "hard", "candidate")
+    assert f"ends {difference:.3f} higher (standard error {error:.3f})" in section
+    base, runs = (unlabelled_report.by_seed(found, "hard", x) for x in ("grpo", "candidate"))
+    assert sorted(base) == sorted(runs) == list(range(310, 320))
+    for cost, seeds in ((0, range(310, 320)), (1, (310, 311, 318, 319))):
+        pairs = [
+            [unlabelled_report.passage(x[s], base[s], cost)[0] for x in (runs, base)] for s in seeds
+        ]
+        texts = [f"{own / other:.2f}" for own, other in pairs]
+        assert f"{', '.join(texts[:-1])} and {texts[-1]}" in section
 
 
 def test_tokens_to_an_accuracy_on_word_problems():

@@ -72,7 +72,8 @@ class EpisodeCollection(Collection):
         prompt, first = self.prompts[n], self._first(n)
         if prompt.turns != EPISODE:
             return super()._start(n, keys)
-        rollout = self.episodes.rollout
+        config = self.engine.config
+        most = config.prompt_buckets[-1] + config.max_new_tokens
         source = self.episodes.source(prompt)
         for key in keys:
             session = Session(
@@ -80,8 +81,8 @@ class EpisodeCollection(Collection):
                 prompt,
                 first + key.index,
                 NO_ROW if self.keep_routes else first + key.index,
-                self.episodes.most_tokens,
-                rollout.prompt_buckets[-1],
+                most,
+                config.prompt_buckets[-1],
                 source.turns,
             )
             token = self.episodes.play(session, f"{self.purpose}", self._sampling())

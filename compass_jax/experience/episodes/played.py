@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from compass_jax.aliases import JsonMapping, JsonObject
-from compass_jax.config import DataConfig, EpisodeSource, RolloutConfig
+from compass_jax.config import DataConfig, EpisodeSource
 from compass_jax.data.episodes import command_of, setup_of
 from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.experience.episodes.drivers import Driver, Ended, Said
@@ -59,7 +59,6 @@ class Episodes:
     def __init__(
         self,
         data: DataConfig,
-        rollout: RolloutConfig,
         seed: int,
         tokenizer: JsonMapping,
         log: Path,
@@ -71,7 +70,7 @@ class Episodes:
             for i, (_, source) in enumerate(data.keyed_sources())
             if isinstance(source, EpisodeSource)
         }
-        self.rollout, self._seed, self._tokenizer, self._log = rollout, seed, tokenizer, log
+        self._seed, self._tokenizer, self._log = seed, tokenizer, log
         self._start = start
         self._drivers: dict[int, Driver] = {}
         self._deaths: dict[int, int] = dict.fromkeys(self._sources, 0)
@@ -80,11 +79,6 @@ class Episodes:
         self._lock = threading.Lock()
         self._door = open_door(self._events.put, self._is_open)
         self.verdicts: dict[SampleKey, Score] = {}  # of episodes that nobody has asked about
-
-    @property
-    def most_tokens(self) -> int:
-        """The largest number of tokens of an episode."""
-        return self.rollout.prompt_buckets[-1] + self.rollout.max_new_tokens
 
     def source(self, prompt: Prompt) -> EpisodeSource:
         """Returns the source of a prompt that stands for an episode."""
@@ -106,7 +100,7 @@ class Episodes:
             "row": decode_row(session.task.row),
             "seed": stable_id(f"{self._seed} {name} {session.key}"),
             "turns": source.turns,
-            "tokens": self.most_tokens,
+            "tokens": session.most_tokens,
             "sampling": sampling,
         }
         self._driver(session.task.source).send({"play": order})

@@ -107,7 +107,7 @@ def episodes(script, starts=None, rollout=ROLL, vocabulary=MODEL.vocab_size, **s
 
     tokenizer = SimpleNamespace(vocab_size=vocabulary)
     door = partial(TrainingDoor, tokenizer, rollout.prompt_buckets[-1] + rollout.max_new_tokens)
-    played = Episodes(data, rollout, 0, {}, Path("none"), door, start)
+    played = Episodes(data, 0, {}, Path("none"), door, start)
     try:
         yield played
     finally:

@@ -16,6 +16,7 @@ from logged import lines, numbers
 
 from compass_jax.config import ConfigError, DataConfig, EpisodeSource
 from compass_jax.config.drafts import Drafts
+from compass_jax.config.rl_stage import RLStage
 from compass_jax.data.episodes import Command, episode_rows
 from compass_jax.data.files import DataError
 from compass_jax.experience.episodes.drivers import Driver
@@ -59,6 +60,14 @@ def test_in_bfloat16_the_routes_of_the_rollout_bring_training_nearer_to_it(tmp_p
         run_rl(episode_run(folder, replay=replay, rollout={"dtype": "bfloat16"}))
         gaps[replay] = np.mean([row["mismatch/kl_k3"] for row in numbers(folder / "run")])
     assert 0 < gaps["R3"] < gaps["off"] / 2
+
+
+def test_a_stage_with_longer_answers_has_longer_episodes(tmp_path):
+    stages = (RLStage(max_new_tokens=128), RLStage(1))
+    config = episode_run(tmp_path, rollout={"max_new_tokens": 384}, stages=stages)
+    assert run_rl(config)["steps"] == 2
+    first, second = (row["response_length/max"] for row in numbers(tmp_path / "run"))
+    assert first < 128 + 128 < second <= 128 + 384
 
 
 def stopped_in_step_2(monkeypatch):
