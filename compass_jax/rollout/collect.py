@@ -72,7 +72,7 @@ class Collection:
             version=self.policy_version,
             routes=self._held,
             stats=self.stats,
-            streams=self.streams,
+            **({"streams": True} if self.streams else {}),  # samplers' batchers do not stream
         )
         self._asked: set[SampleKey] = set()
         self._add_carried()

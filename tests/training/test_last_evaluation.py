@@ -35,6 +35,7 @@ class Trainer:
         self.parts = SimpleNamespace(
             prompts=SimpleNamespace(evaluated=sets),
             tokenizer=None,
+            collection=None,
             weights=SimpleNamespace(params=None, averaged=lambda learner: nullcontext({})),
         )
         self.learner = None
