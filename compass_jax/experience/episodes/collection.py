@@ -164,10 +164,10 @@ class EpisodeCollection(Collection):
     def _check(self, ask: Ask) -> None:
         """Raises Refused for a request that asks for other sampling than the run's."""
         for name, value in self._sampling().items():
-            value_asked = max(float(ask.sampling.get(name) or 0.0), 0.0)
-            if name in ask.sampling and value_asked != value:
+            wanted_value = max(float(ask.sampling.get(name) or 0.0), 0.0)  # top_k -1: off
+            if name in ask.sampling and wanted_value != value:
                 raise Refused(
-                    f"{name} = {value_asked:g}: the run samples with {value:g}, on whose log-probs"
+                    f"{name} = {wanted_value:g}: the run samples with {value:g}, on whose log-probs"
                     " it trains; leave it out"
                 )
         if other := {*ask.stops} - {*self.engine.end_ids}:

@@ -62,7 +62,7 @@ class Order(NamedTuple):
     seed: int
     turns: int
     tokens: int  # maximum tokens of the episode
-    sampling: JsonObject  # the sampling parameters of a request
+    sampling: JsonObject  # the run's, which a request that names none has
 
 
 class Sampled(NamedTuple):

@@ -1,5 +1,5 @@
 """The episodes of a run: its drivers' processes, the door through which they reach the engine, and
-the verdicts on episodes that have event.
+the verdicts on episodes that have ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from compass_jax.tasks.rows import decode_row
 
 MOST_DEATHS = 3  # of a driver, one after another without an episode that it played
 LOGS = "drivers"  # folder of a run
-
 
 Event = Ask | Left | Said | Ended
 
@@ -180,7 +179,7 @@ class Episodes:
 
     def forget_lost(self, buffer: ExperienceBuffer) -> None:
         """Removes the finished episodes without a verdict from a restored buffer: they are played
-        anew. All are after a step whose episodes all failed.
+        anew. There are such after a step whose episodes all failed.
         """
         for key in buffer.unjudged:
             prompt = buffer.samples[key].rollout.prompt

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 import pytest
-from played import ENGINE, LOOSE, ROLL, collected, done, episodes, post, tasks, turn
+from played import ENGINE, LOOSE, collected, done, episodes, post, tasks, turn
 from tiny import MODEL, UNSET, make_prompt
 
 from compass_jax.records import GIVEN
@@ -43,7 +43,7 @@ def own_rollouts(count, samples):
 
 def test_the_samples_of_one_turn_are_those_of_plain_prompts_bit_for_bit():
     def script(order, driver):
-        n = json.loads(json.dumps(order.row))["n"]
+        n = order.row["n"]
         turn(order, make_prompt(n, 7).tokens)
         return done(order, reward=n / 2)
 
@@ -389,15 +389,24 @@ def leave_during(order, tokens):
     connection.close()
 
 
-def test_a_client_that_leaves_frees_its_slot():
+def test_a_client_that_leaves_ends_its_request(monkeypatch):
+    monkeypatch.setattr("compass_jax.serving.door.WATCH_S", 0.01)
+
     def script(order, driver):
         leave_during(order, [2])
-        answer = turn(order, OPENING, max_tokens=3)
-        return done(order, tokens=float(len(answer["token_ids"])))
+        time.sleep(0.5)  # less than the request's five ticks
+        turn(order, OPENING, max_tokens=3)
+        return done(order)
+
+    def slow_tick():
+        time.sleep(0.2)
 
     with episodes(script) as played:
-        collected(played, tasks(ROLL.slots))
-        assert all(x.known for x in played.verdicts.values())
+        collected(played, tasks(1), enough=slow_tick)
+        (verdict,) = played.verdicts.values()
+    # Its branch is begun again in its place, and nothing that it sampled is counted.
+    assert verdict.known
+    assert (verdict.components["branches"], verdict.components["dropped_tokens"]) == (1, 0)
 
 
 def test_verdicts_that_no_buffer_has_are_in_the_state():

@@ -14,14 +14,16 @@ import pytest
 from episode_run import ENVIRONMENTS, episode_run
 from logged import lines, numbers
 
-from compass_jax.config import ConfigError, DataConfig, EpisodeSource
+from compass_jax.config import ConfigError, DataConfig, EpisodeSource, ZeroVarianceConfig
 from compass_jax.config.drafts import Drafts
 from compass_jax.config.rl_stage import RLStage
 from compass_jax.data.episodes import Command, episode_rows
 from compass_jax.data.files import DataError
 from compass_jax.experience.episodes.drivers import Driver
 from compass_jax.experience.step_policies.partial import PartialRollouts
+from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.processes.start import environment, module_command
+from compass_jax.rl.corrections.tis import Tis
 from compass_jax.runs.telemetry import Telemetry
 from compass_jax.training.episodes import check_episodes
 from compass_jax.training.loop import StepFailed
@@ -60,6 +62,34 @@ def test_in_bfloat16_the_routes_of_the_rollout_bring_training_nearer_to_it(tmp_p
         run_rl(episode_run(folder, replay=replay, rollout={"dtype": "bfloat16"}))
         gaps[replay] = np.mean([row["mismatch/kl_k3"] for row in numbers(folder / "run")])
     assert 0 < gaps["R3"] < gaps["off"] / 2
+
+
+SETTINGS = {
+    "screening and selection": {
+        "group_size": 4,
+        "step_policy": Screening(),
+        "zero_variance": ZeroVarianceConfig(posterior=True),
+    },
+    "growth": {"zero_variance": ZeroVarianceConfig(grow_to=4)},
+    "one step off": {"one_step_off": True, "correction": Tis()},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_what_acts_on_prompts_acts_on_episodes(tmp_path, name):
+    run_rl(episode_run(tmp_path, steps=3, **SETTINGS[name]))
+    rows = numbers(tmp_path / "run")
+    assert len(rows) == 3
+    for row in rows:
+        assert row["reward/unknown_frac"] == 0
+        # one step off, another policy sampled
+        assert name == "one step off" or row["mismatch/kl_k3"] < 1e-6
+    if name == "one step off":
+        assert [row["staleness"] for row in rows] == [0, 1, 1]
+    if name == "growth":
+        assert sum(row["zero_variance/grown_groups"] for row in rows) > 0
+    if name == "screening and selection":
+        assert all("screening/stopped_frac" in row for row in rows)
 
 
 def test_a_stage_with_longer_answers_has_longer_episodes(tmp_path):
