@@ -167,6 +167,7 @@ def attention(
     table: Int[Array, "b n"] | None = None,
     segments: Int[Array, "b t"] | None = None,
     window: int = 0,
+    mask: Bool[Array, "b t"] | None = None,
 ) -> tuple[Float[Array, "b t m"], LayerCache | InStack | None]:
     """Computes causal self-attention.
 
@@ -181,6 +182,8 @@ def attention(
             cuDNN takes neither segments nor sinks.
         table: block table of a paged cache; needs one query per row and uses the kernel.
         window: number of positions that a token sees, its own included; 0: all before it.
+        mask: False for a query whose output nobody needs: the kernel that reads the cache in place
+            reads no key for it, and returns 0.
     """
     project = _heads if config.mla is None else _latent_heads
     q, k, v = project(x, params, tables, config, placement)
@@ -208,7 +211,9 @@ def attention(
             else _causal(q, new, segments, window, sinks)
         )
     elif table is not None or (kernel == "splash" and t == 1 and takes_kernel(cache, False)):
-        out = _by_kernel(q, cache, positions, table, placement, window, sinks)
+        read = positions[:, 0] + 1
+        lengths = read if mask is None else jnp.where(mask[:, 0], read, 0)
+        out = _by_kernel(q, cache, lengths, table, placement, window, sinks)
     else:
         at = jnp.arange(seen.k.shape[2], dtype=positions.dtype)
         out = _attend(q, seen, _visible(positions[:, :, None], at[None, None, :], window), sinks)
@@ -283,7 +288,7 @@ def _qk_norm(x: Float[Array, "b t h d"], scale, config: ModelConfig) -> Float[Ar
     return rms_norm(x.reshape(*x.shape[:2], -1), scale, config.norm_eps).reshape(x.shape)
 
 
-def _by_kernel(q, cache: LayerCache | InStack, positions, table, placement, window: int, sinks):
+def _by_kernel(q, cache: LayerCache | InStack, lengths, table, placement, window: int, sinks):
     """Computes attention of one query per row with the kernel that reads the cache in place."""
     from compass_jax.model.decode_kernel import decode_attention
 
@@ -292,7 +297,6 @@ def _by_kernel(q, cache: LayerCache | InStack, positions, table, placement, wind
     else:
         stack, layer = jax.tree.map(lambda y: y[None], cache), jnp.int32(0)
     k, v = _arrays(stack)
-    lengths = positions[:, 0] + 1
     out = decode_attention(q[:, :, :, 0], k, v, lengths, table, layer, placement, window, sinks)
     return out[:, :, :, None]
 

@@ -3,7 +3,8 @@ pages.
 
 Blocks of keys come through the block table, as in PagedAttention (arXiv 2309.06180), with a running
 softmax (FlashAttention-2, 2307.08691). Blocks past a slot's length, and before its sliding window,
-are neither fetched nor computed, so that the cost of a step follows the live sequences.
+are neither fetched nor computed, and a slot of length 0 has none, so that the cost of a step follows
+the live sequences.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ def decode_attention(
 ) -> Float[Array, "b kv g d"]:
     """Computes softmax(q k^T) v over the first `lengths` keys of each slot in `layer`, of which the
     last `window` (0: all); `sinks` are one more score per head in the softmax's denominator. q is
-    scaled by the caller; lengths are at least 1.
+    scaled by the caller. A slot of length 0 reads nothing, and its output is 0.
 
     Without a table, row i of the cache belongs to slot i. With one, page j of slot i is `table[i,
     j]` (only pages below its length are read); over a mesh page ids count within the part of the
@@ -71,6 +72,7 @@ def _decode(q, k, v, lengths, table, layer, sinks, *, window: int, interpret: bo
         # Parts of a slot without a page have an index out of range, which must not be fetched.
         jnp.clip(table, 0, k.shape[1] - 1).astype(jnp.int32),
         layer.reshape(1).astype(jnp.int32),
+        _read_slots(lengths),
     )
     one = pl.BlockSpec((None, kv, g, d), lambda i, j, *_: (i, 0, 0, 0))
     keys = pl.BlockSpec((None, None, kv, size, d), partial(where, size, window))
@@ -79,7 +81,7 @@ def _decode(q, k, v, lengths, table, layer, sinks, *, window: int, interpret: bo
     if sinks is not None:
         arrays, specs = [sinks, *arrays], [per_head, *specs]
     grid = pltpu.PrefetchScalarGridSpec(
-        num_scalar_prefetch=3,
+        num_scalar_prefetch=4,
         grid=(b, blocks),
         in_specs=specs,
         out_specs=one,
@@ -117,31 +119,45 @@ def _first_key(window: int, length):
     return jnp.maximum(length - window, 0) if window else 0
 
 
-def _needed(size: int, window: int, i, j, lengths):
-    """Returns block j, or the nearest one that is needed: it is already in VMEM, or will be used,
-    and so no other is fetched.
+def _read_slots(lengths: Int[Array, "b"]) -> Int[Array, "b"]:
+    """Returns the slot whose keys lie in VMEM at each slot's turn: its own, or for a slot of length
+    0 that of the live one before it, else after it.
     """
-    last = (lengths[i] - 1) // size
-    return jnp.clip(j, _first_key(window, lengths[i]) // size, last)
+    slots = jnp.arange(lengths.shape[0], dtype=jnp.int32)
+    before = jax.lax.cummax(jnp.where(lengths > 0, slots, -1))
+    return jnp.where(before < 0, jnp.argmax(lengths > 0).astype(jnp.int32), before)
 
 
-def _own_row(size: int, window: int, i, j, lengths, table, layer):
+def _needed(size: int, window: int, i, j, lengths, slots):
+    """Returns slot i and its block j, or the nearest ones that are needed: that block is already in
+    VMEM, or will be used, and so no other is fetched.
+    """
+    slot = slots[i]
+    last = jnp.maximum(lengths[slot] - 1, 0) // size
+    j = jnp.where(slot == i, j, jnp.where(slot > i, 0, last))
+    return slot, jnp.clip(j, _first_key(window, lengths[slot]) // size, last)
+
+
+def _own_row(size: int, window: int, i, j, lengths, table, layer, slots):
     """Returns the index of block j of row i."""
-    return layer[0], i, 0, _needed(size, window, i, j, lengths), 0
+    slot, block = _needed(size, window, i, j, lengths, slots)
+    return layer[0], slot, 0, block, 0
 
 
-def _page(size: int, window: int, i, j, lengths, table, layer):
-    return layer[0], table[i, _needed(size, window, i, j, lengths)], 0, 0, 0
+def _page(size: int, window: int, i, j, lengths, table, layer, slots):
+    slot, block = _needed(size, window, i, j, lengths, slots)
+    return layer[0], table[slot, block], 0, 0, 0
 
 
-def _kernel_without_sinks(lengths, table, layer, *arrays, **sizes):
-    _kernel(lengths, table, layer, None, *arrays, **sizes)
+def _kernel_without_sinks(lengths, table, layer, slots, *arrays, **sizes):
+    _kernel(lengths, table, layer, slots, None, *arrays, **sizes)
 
 
 def _kernel(
     lengths,
     table,
     layer,
+    slots,
     sinks,
     q,
     k,
@@ -190,4 +206,5 @@ def _kernel(
 
     @pl.when(j == blocks - 1)
     def _():
-        out[...] = (weighed[...] / total[...]).astype(out.dtype)
+        # without a key (and a sink) both are 0
+        out[...] = (weighed[...] / jnp.where(total[...] > 0, total[...], 1)).astype(out.dtype)

@@ -66,6 +66,7 @@ def layer(settings: Settings, shared: Shared, x, params, is_moe: bool, routes, c
             table,
             segments,
             window,
+            mask,
         )
         # The residual stream keeps its dtype, whatever attention and the MLP compute in.
         x = constrain(placement, x + y.astype(x.dtype), "batch", "tokens", None)

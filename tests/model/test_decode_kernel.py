@@ -9,7 +9,13 @@ import pytest
 
 from compass_jax.config import MeshConfig
 from compass_jax.model import kernels
-from compass_jax.model.decode_kernel import block_tokens, decode_attention
+from compass_jax.model.decode_kernel import (
+    _own_row,
+    _page,
+    _read_slots,
+    block_tokens,
+    decode_attention,
+)
 from compass_jax.model.kernels import decode_fits
 from compass_jax.sharding import Placement, make_mesh
 
@@ -114,6 +120,47 @@ def test_lengths_before_at_and_after_the_end_of_a_large_block(window):
         q, k, v, lengths
     )
     np.testing.assert_allclose(out, reference(q, k[0], v[0], lengths, window), atol=2e-6)
+
+
+@pytest.mark.parametrize("window", [0, 130])
+@pytest.mark.parametrize("lengths", [(0, 300, 0, 77), (300, 0, 0, 256), (0, 0, 0, 5), (0, 0, 0, 0)])
+@pytest.mark.parametrize("sinks", [False, True])
+def test_a_slot_of_length_0_gives_0(lengths, window, sinks):
+    """Its own keys have no number, which nothing may read."""
+    lengths = np.array(lengths)
+    q, k, v = draw(B, KV, G, D), draw(1, B, KV, 384, D), draw(1, B, KV, 384, D)[::-1].copy()
+    k[:, lengths == 0], v[:, lengths == 0] = np.nan, np.nan
+    scores = jnp.linspace(-3, 4, KV * G) if sinks else None
+    out = jax.jit(lambda *x: decode_attention(*x, None, jnp.int32(0), None, window, scores))(
+        q, k, v, lengths
+    )
+    live = lengths > 0
+    assert not np.any(out[~live])
+    expected = reference(q[live], k[0, live], v[0, live], lengths[live], window, scores)
+    np.testing.assert_allclose(out[live], expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("paged", [False, True])
+@pytest.mark.parametrize(
+    ("lengths", "window", "fetched"),
+    [
+        ((300, 77, 256, 1), 0, 3 + 1 + 2 + 1),
+        ((300, 0, 0, 1), 0, 3 + 1),
+        ((0, 0, 300, 0), 0, 3),
+        ((0, 300, 0, 128), 130, 2 + 1),
+    ],
+)
+def test_the_blocks_that_are_fetched_are_those_of_live_slots(paged, lengths, window, fetched):
+    """A block is fetched where its index is not that of the turn before."""
+    lengths, table = jnp.array(lengths), jnp.arange(12).reshape(4, 3)
+    where = _page if paged else _own_row
+    slots = _read_slots(lengths)
+    indices = [
+        tuple(int(x) for x in where(128, window, i, j, lengths, table, jnp.zeros(1, int), slots))
+        for i in range(4)
+        for j in range(3)
+    ]
+    assert 1 + sum(a != b for a, b in zip(indices, indices[1:])) == fetched
 
 
 @pytest.mark.parametrize(

@@ -79,3 +79,20 @@ def test_the_kernel_gives_the_same_rollout(portable, monkeypatch, name):
         np.testing.assert_allclose(actual[row].logp, plain.logp, atol=1e-5)
     np.testing.assert_array_equal(store, routes)
     assert jax.device_count() == 8 and max(len(r.tokens) for r in expected.values()) > 60
+
+
+def test_only_live_slots_read_keys(monkeypatch):
+    """One read of a slot is one token that was drawn after the first, in each layer."""
+    seen, real = [], decode_kernel._decode
+
+    def watched(q, k, v, lengths, *rest, **sizes):
+        jax.debug.callback(lambda x: seen.append(np.count_nonzero(x)), lengths)
+        return real(q, k, v, lengths, *rest, **sizes)
+
+    monkeypatch.setattr(kernels, "INTERPRET", True)
+    monkeypatch.setattr(decode_kernel, "_decode", watched)
+    # shapes that no other test compiled: the programs of those do not call `watched`
+    samples = roll(dataclasses.replace(COMPUTE, attention="splash"), {"slots": 3})[0]
+    jax.effects_barrier()
+    drawn = sum(len(x.tokens) - len(x.prompt.tokens) - 1 for x in samples.values())
+    assert sum(seen) == WIDE.layers * drawn < 3 * len(seen)
