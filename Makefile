@@ -28,10 +28,11 @@ lint: $(VENV)/.core $(VENV)/.lint
 	$(BIN)/python tests/house_rules.py
 	$(BIN)/python tests/budgets.py
 
-# The references are written anew, then the site, into build/site; a warning is an error.
+# References, pictures and tables of results are written anew, then the site, into build/site; a warning is an error.
 docs: $(VENV)/.core $(VENV)/.docs
 	$(BIN)/python docs/generate/references.py
 	$(BIN)/python docs/generate/pictures.py
+	$(BIN)/python docs/generate/results.py
 	$(BIN)/mkdocs build --strict
 
 # Stamps: a second run installs nothing until pyproject.toml changes.

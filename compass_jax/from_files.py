@@ -76,8 +76,8 @@ MOST_SLOTS_ELSEWHERE = 512
 # fifth more memory.
 MICRO_BATCH_TOKENS = {"cpu": 1024}
 # On a CPU, above MANY_PARAMETERS, half as many tokens of a micro-batch are faster
-# (docs/measurements.md), and of half as many slots, which a step's samples fill, a step takes about
-# a minute on two cores.
+# (benchmarks/HISTORY.md), and of half as many slots, which a step's samples fill, a step takes
+# about a minute on two cores.
 MANY_PARAMETERS = 50_000_000
 CACHE_SHARE = 0.4  # KV cache's share of the memory left by parameters, moments, gradients
 MOST_LOGITS_CPU, MOST_LOGITS = 2**24, 2**28  # that exist at once, in float32

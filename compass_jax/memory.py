@@ -49,7 +49,7 @@ from compass_jax.programs import struct
 from compass_jax.rollout.kv_cache import new_cache, pages_spec
 from compass_jax.sharding import AXES, Placement
 
-# Python, JAX, the compiler and its programs, and the tokenizer, on a CPU (docs/measurements.md)
+# Python, JAX, the compiler and its programs, and the tokenizer, on a CPU (benchmarks/HISTORY.md)
 PROCESS_BYTES = 2.0 * 2**30
 # The forward pass of the next micro-batch overlaps the backward pass of the current one.
 MICRO_BATCHES_AT_ONCE = 2

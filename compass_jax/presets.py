@@ -78,7 +78,7 @@ def dapo_(max_new_tokens: int) -> RLConfig:
 def screened(max_new_tokens: int) -> RLConfig:
     """Returns the default of RLConfig, GRPO with posterior selection and screening: two samples of
     each prompt, and two more of the prompts that are likely to teach
-    (experience/step_policies/screening.py). Of the methods in docs/measurements.md it needed the
+    (experience/step_policies/screening.py). Of the methods in docs/results.md it needed the
     fewest tokens, with 16 prompts a step. The 128 prompts a step here are ESPO's, for machines with
     more slots, and were not measured with it. Router replay R3.
     """
@@ -89,7 +89,7 @@ def compass_max(max_new_tokens: int) -> RLConfig:
     """Returns the RL of CompassMax-V3-Thinking (arXiv 2512.07710): ESPO with router replay R3, and
     against groups without variance curriculum, growth to 16 samples, penalties on length and
     repetition, and RL-ZVP. ESPO's alpha is 0.5, which on two small tasks reached more than the 0.02
-    of its paper (docs/measurements.md); the other numbers are this project's. Its filter before RL
+    of its paper (docs/results.md); the other numbers are this project's. Its filter before RL
     is `compass filter`, and its judge of the second phase `rewards.judge`.
     """
     return replace(

@@ -9,7 +9,7 @@ its work on chains more often, the other is more often careful with customers; t
 RL learns that showing the work is right: in the first phase from an exact verifier, in the second
 from a judge, which learnt from preferences to compare answers with the right number. Its
 instructions are single tokens of its tokenizer. The verifier then only measures: its gold labels
-are reward/gold/mean. docs/measurements.md has the results, stage by stage.
+are reward/gold/mean. docs/results.md has the results, stage by stage.
 """
 
 from dataclasses import replace

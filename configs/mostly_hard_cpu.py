@@ -9,7 +9,7 @@ with posterior selection and screening, which spend few tokens on prompts that t
 The prompts are those of tiny_reasoning_cpu, and as many sums of numbers of three and four digits,
 which the cold start works out at length, nearly always wrongly.
 
-Metric: eval/heldout/avg_at_k on 480 held-out prompts. docs/measurements.md has its values, and the
+Metric: eval/heldout/avg_at_k on 480 held-out prompts. docs/results.md has its values, and the
 tokens to them compared with plain GRPO.
 """
 

@@ -4,7 +4,7 @@ then RL on tasks of mixed difficulty.
     compass sft   configs/tiny_reasoning_cpu.py
     compass train configs/tiny_reasoning_cpu.py         starts from that SFT
 
-Metric: eval/heldout/avg_at_k on 520 held-out prompts. docs/measurements.md has its values before
+Metric: eval/heldout/avg_at_k on 520 held-out prompts. benchmarks/HISTORY.md has its values before
 and after RL, and the minutes.
 """
 

@@ -40,13 +40,13 @@ REMOVED: dict[tuple[str, str], tuple[tuple[Json, ...], str]] = {
     ("ZeroVarianceConfig", "select"): (
         (False,),
         "rl.zero_variance.posterior predicts the pass rates of prompts instead (skipping by streaks"
-        " changed no accuracy, docs/measurements.md); leave it out",
+        " changed no accuracy, benchmarks/HISTORY.md); leave it out",
     ),
     ("ZeroVarianceConfig", "select_targets"): ((), ""),
     ("ZeroVarianceConfig", "grow_temperature"): (
         (1,),
         "groups grow at the temperature of the rollout now (a higher one changed no accuracy,"
-        " docs/measurements.md); leave it out",
+        " benchmarks/HISTORY.md); leave it out",
     ),
 }
 NAME = "name"  # the key that names a class that may be a user's (config/seam.py)

@@ -3,8 +3,8 @@ pages.
 
 Blocks of keys come through the block table, as in PagedAttention (arXiv 2309.06180), with a running
 softmax (FlashAttention-2, 2307.08691). Blocks past a slot's length, and before its sliding window,
-are neither fetched nor computed, and a slot of length 0 has none, so that the cost of a step follows
-the live sequences.
+are neither fetched nor computed, and a slot of length 0 has none: the cost of a step follows the
+live sequences.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""A hook of mkdocs: links out of docs/ lead to the project's repository, since the site has no such
-files. Pictures of benchmarks/ are copied into the site.
+"""Hooks of mkdocs: pictures of benchmarks/results/ are copied into the site, and other links out of
+docs/ lead to the project's repository, since the site has no such files.
 """
 
 from __future__ import annotations
@@ -10,8 +10,18 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+PICTURES = ROOT / "benchmarks" / "results"
 REPOSITORY = os.environ.get("COMPASS_DOCS_REPOSITORY", "")  # where a built site finds the files
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
+
+
+def on_files(files: Any, *, config: Any) -> Any:
+    """Returns the site's files with the pictures of benchmarks."""
+    from mkdocs.structure.files import File
+
+    for picture in PICTURES.glob("*.png"):
+        files.append(File.generated(config, f"img/{picture.name}", abs_src_path=str(picture)))
+    return files
 
 
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
@@ -26,6 +36,9 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
         target = Path(os.path.normpath(folder / path))
         if target.is_relative_to(ROOT / "docs"):
             return match[0]
+        if picture and target.parent == PICTURES:
+            site = ROOT / "docs" / "img" / target.name
+            return f"![{text}]({Path(os.path.relpath(site, folder)).as_posix()})"
         inside = target.relative_to(ROOT).as_posix()
         if picture or not REPOSITORY:
             return f"{text or inside} (`{inside}`)"

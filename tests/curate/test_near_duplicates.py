@@ -107,7 +107,7 @@ def test_a_crowd_counts_the_rows_of_the_batch_too():
 
 
 def test_edited_word_problems_are_found_and_others_of_their_template_are_not(tmp_path):
-    """The measurement of docs/measurements.md holds on fewer rows too."""
+    """The measurement of docs/results.md holds on fewer rows too."""
     rows = near_duplicates.corpus(400, 3)
     scores = near_duplicates.found_in(rows, tmp_path, 0.7)
     assert scores["precision"] >= 0.95 and scores["recall"] >= 0.95

@@ -2,6 +2,8 @@
 one device and over a mesh.
 """
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -160,7 +162,7 @@ def test_the_blocks_that_are_fetched_are_those_of_live_slots(paged, lengths, win
         for i in range(4)
         for j in range(3)
     ]
-    assert 1 + sum(a != b for a, b in zip(indices, indices[1:])) == fetched
+    assert 1 + sum(a != b for a, b in itertools.pairwise(indices)) == fetched
 
 
 @pytest.mark.parametrize(

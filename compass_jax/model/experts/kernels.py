@@ -19,7 +19,7 @@ _LANES = 128  # the least width of a kernel's matrix
 def tokamax_dot() -> Callable[..., Float[Array, "m o"]]:
     """Returns tokamax's `ragged_dot`, whose kernels read an expert's rows alone; XLA's takes the
     place of those that this chip or type has no kernel for. XLA's own on GPUs computes every expert
-    on every row (docs/measurements.md). ConfigError if tokamax is not installed.
+    on every row (benchmarks/HISTORY.md). ConfigError if tokamax is not installed.
     """
     try:
         import tokamax
