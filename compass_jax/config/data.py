@@ -61,6 +61,11 @@ class RolloutConfig(Section):
     """
     page_tokens: Tokens = 16
     """Number of tokens of a cache page."""
+    hold_sessions: bool = False
+    """Whether the slot of an episode's turn keeps its keys while the environment works, until others
+    need the slot: the next turn computes its new tokens alone. Which slots are given up depends on
+    clocks, so that last bits of a repeated run may differ. Not with cache_pages.
+    """
     prefill_chunk: Tokens = 2048
     """Chunk of the prefill in tokens, for longer prompts."""
     temperature: Temperature = 1.0
@@ -94,6 +99,11 @@ class RolloutConfig(Section):
     def _check(self, key: str) -> None:
         if not self.cache_pages:
             return
+        check(
+            not self.hold_sessions,
+            f"{key}.hold_sessions with {key}.cache_pages = {self.cache_pages}: held keys have no"
+            " pages; set cache_pages = 0",
+        )
         check(
             self.cache_bucket % self.page_tokens == 0,
             f"{key}.cache_bucket = {self.cache_bucket} must be a multiple of"

@@ -340,6 +340,7 @@ class Batcher:
             temperature[r], top_k[r], top_p[r] = x.temperature, x.top_k, x.top_p
         sampling = RowSampling(*map(jnp.asarray, (temperature, top_k, top_p)))
         self.stats.prefills += 1
+        self.stats.prefill_tokens += int(lengths.sum())
         return self.engine.prefill_multisampling(
             params=self.params,
             padded_tokens=jnp.asarray(tokens),

@@ -28,10 +28,11 @@ from compass_jax.model.transformer import Transformer
 from compass_jax.rollout.batcher import Batcher
 from compass_jax.rollout.decode import decoded
 from compass_jax.rollout.engine_api import ResultTokens
+from compass_jax.rollout.held import HoldingBatcher
 from compass_jax.rollout.insert import inserted
 from compass_jax.rollout.kv_cache import check_pages
 from compass_jax.rollout.logprobs import TopLogprobs
-from compass_jax.rollout.prefill import prefilled, prompt_logprobs
+from compass_jax.rollout.prefill import extended, prefilled, prompt_logprobs
 from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Purpose, RowSampling, Sampler, sample_keys
 from compass_jax.rollout.sizes import prompt_bucket
@@ -205,6 +206,27 @@ class Engine:
             self.model, self.config, params, tokens, lengths, keys, sampler, sampling, routes
         )
 
+    @partial(jax.jit, static_argnums=(0, 9))
+    def extend(
+        self,
+        params,
+        state: DecodeState,
+        slot: Int[Array, ""],
+        tokens: Int[Array, "t"],
+        new: Int[Array, "n"],
+        known: Int[Array, ""],
+        length: Int[Array, ""],
+        keys: UInt32[Array, "1 1 2"],
+        sampler: Sampler,
+        sampling: RowSampling | None,
+    ) -> Prefix:
+        """Returns the prefix of a sequence of `length` tokens whose first `known` ones have their
+        keys in `slot`, without pages: only the others, `new`, are computed.
+        """
+        return extended(
+            self.model, params, state, slot, tokens, new, known, length, keys, sampler, sampling
+        )
+
     @partial(jax.jit, static_argnums=(0, 4))
     def prompt_logprobs(
         self, params, tokens: Int[Array, "1 t"], lengths: Int[Array, "1"], most: int
@@ -359,7 +381,8 @@ class Engine:
 
     def batcher(self, params: Tree, purpose: Purpose, seed: int, **options: Tree) -> Batcher:
         """Returns a batcher over this engine; the arguments are those of `Batcher`."""
-        return Batcher(self, params, purpose, seed, **options)
+        kind = HoldingBatcher if self.config.hold_sessions else Batcher
+        return kind(self, params, purpose, seed, **options)
 
     def route_buffer(self, groups: int, size: int, keep: bool) -> RouteBuffer:
         """Returns a buffer for the routes of `groups` groups of up to `size` samples. Unless

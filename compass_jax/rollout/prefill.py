@@ -11,7 +11,7 @@ from compass_jax.config import RolloutConfig
 from compass_jax.model.transformer import Transformer, apply, init_cache
 from compass_jax.rollout.logprobs import TopLogprobs, in_rows, top_logprobs
 from compass_jax.rollout.sampling import RowSampling, Sampler, sample
-from compass_jax.rollout.state import Prefix, lay_cache, next_logits
+from compass_jax.rollout.state import DecodeState, Prefix, lay_cache, next_logits
 
 
 def prefilled(
@@ -26,8 +26,51 @@ def prefilled(
     routes: UInt[Array, "p t l k"] | None,
 ) -> Prefix:
     """Runs prompts once for all their samples and draws the first token of each."""
-    p, s = keys.shape[:2]
     (last, cache, routes), _ = encode(model, rollout, params, tokens, lengths, routes)
+    drawn = _first(model, params, last, lengths, keys, sampler, sampling)
+    return Prefix(cache, tokens, lengths, routes, keys, *drawn[:3], sampling, drawn[3])
+
+
+def extended(
+    model: Transformer,
+    params,
+    state: DecodeState,
+    slot: Int[Array, ""],
+    tokens: Int[Array, "t"],
+    new: Int[Array, "n"],
+    known: Int[Array, ""],
+    length: Int[Array, ""],
+    keys: UInt32[Array, "1 1 2"],
+    sampler: Sampler,
+    sampling: RowSampling | None,
+) -> Prefix:
+    """Runs the tokens `new` of a sequence after the first `known` ones, whose keys are in a slot
+    without pages, and draws its next token. `tokens` are all `length` of them, padded.
+    """
+    size = len(tokens)
+
+    def row(x):
+        """[.. slots kv t d] -> [.. 1 kv size d]"""
+        return jnp.take(x, slot[None], axis=x.ndim - 4, mode="clip")[..., :size, :]
+
+    positions = known + jnp.arange(len(new), dtype=jnp.int32)[None]
+    cache = lay_cache(model.placement, jax.tree.map(row, state.cache), 1)
+    out = apply(model, params, new[None], positions, mask=positions < length, cache=cache)
+    last = jnp.take(out.hidden, jnp.reshape(length - known - 1, (1,)), axis=1, mode="clip")[:, 0]
+    routes = None
+    if state.routes is not None:
+        before = jnp.take(state.routes, slot[None], axis=0, mode="clip")[:, :size]
+        routes = before.reshape(*before.shape[:2], *out.routes.shape[2:])
+        routes = routes.at[:, positions[0]].set(out.routes.astype(routes.dtype), mode="drop")
+    drawn = _first(model, params, last, length[None], keys, sampler, sampling)
+    cache = lay_cache(model.placement, out.cache, 1)
+    arrays = tokens[None], length[None], routes, keys
+    return Prefix(cache, *arrays, *drawn[:3], sampling, drawn[3])
+
+
+def _first(model: Transformer, params, last, lengths, keys, sampler: Sampler, sampling):
+    """Returns the first token of each sample, its log-prob and entropy, and the top log-probs."""
+    p, s = keys.shape[:2]
     logits = next_logits(model, params, last, sampler)
     each = jax.tree.map(lambda x: for_samples(x, s), sampling)
     # A prompt's samples have the same logits and differ in their keys.
@@ -45,7 +88,7 @@ def prefilled(
     if sampler.top_logprobs:
         likeliest = top_logprobs(logits, drawn[0], sampler.top_logprobs, model.known)
         top = jax.tree.map(lambda x: x.reshape(p, s, -1), likeliest)
-    return Prefix(cache, tokens, lengths, routes, keys, token, logp, entropy, sampling, top)
+    return token, logp, entropy, top
 
 
 def prompt_logprobs(

@@ -16,7 +16,8 @@ from compass_jax.rollout.waiting import OpenPrefix
 class Slots:
     """The slots of an engine.
 
-    `entered` has the requests in slots, the oldest first. `pages` is None if every slot has a
+    `entered` has the requests in slots, the oldest first. Slots in `held` are free but for the keys
+    in them (held.py), and are not filled. `pages` is None if every slot has a
     separate cache. groups: number of devices over which slots and pages are split.
     """
 
@@ -24,6 +25,7 @@ class Slots:
         self.config = config
         self.groups = groups
         self.entered: list[Request] = []
+        self.held: set[int] = set()
         self.pages = (
             PagePool(
                 config.cache_pages, config.page_tokens, config.slots, config.pages_per_slot, groups
@@ -34,7 +36,7 @@ class Slots:
 
     def free(self) -> deque[int]:
         """Returns the empty slots in the order in which they are filled."""
-        busy = {request.slot for request in self.entered}
+        busy = {request.slot for request in self.entered} | self.held
         empty = [slot for slot in range(self.config.slots) if slot not in busy]
         return deque(evenly(empty, self.config.slots, self.groups))
 

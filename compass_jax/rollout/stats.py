@@ -16,6 +16,7 @@ class RolloutStats:
     steps: int = 0
     slot_steps: int = 0
     prefills: int = 0
+    prefill_tokens: int = 0  # computed by prefills, without padding
     preempted: int = 0  # number of times that a sample left its slot for lack of pages
     seconds: float = 0.0
     environment_s: float = 0.0  # of `seconds`, while all samples waited for environments
@@ -27,6 +28,7 @@ class RolloutStats:
             "rollout/tokens_per_s": self.tokens / max(self.seconds, 1e-9),
             "rollout/slot_occupancy": occupancy,
             "rollout/preempted": float(self.preempted),
+            "rollout/prefill_tokens": float(self.prefill_tokens),
             "time/rollout_s": self.seconds,
             **({"time/environment_s": self.environment_s} if self.environment_s else {}),
         }

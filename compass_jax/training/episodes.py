@@ -41,9 +41,13 @@ def open_episodes(
         episodes.close()
 
 
-def check_episodes(data: DataConfig, rl: RLConfig, has_samplers: bool) -> None:
+def check_episodes(
+    data: DataConfig, rollout: RolloutConfig, rl: RLConfig, has_samplers: bool
+) -> None:
     """Raises ConfigError for settings with which no episode can be played."""
     if not plays(data):
+        if rollout.hold_sessions:
+            raise ConfigError("rollout.hold_sessions acts on episodes, and data.sources has none")
         return
     reasons = {
         "samplers are other processes, which no driver reaches; leave them out": has_samplers,

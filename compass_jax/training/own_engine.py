@@ -61,6 +61,7 @@ def check_own_engine(
         )
     check(rl.drafts is None, f"rl.drafts {needs}")
     check(not rl.entropy.keep, f"rl.entropy.keep {needs}")
+    check(not rollout.hold_sessions, f"rollout.hold_sessions {needs}")
     check(not has_own_devices, f"rollout_apart and samplers: each {needs}")
     for name in ("quantize", "kv_quantize"):
         check(getattr(rollout, name) == "off", f"rollout.{name} {needs}")

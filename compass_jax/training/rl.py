@@ -99,7 +99,7 @@ def rl_steps(
     check_steps(profile_steps)
     data = with_date(config.data, config.model.vocab_size, config.directory)
     config = replace(config, data=data)
-    check_episodes(data, config.rl, config.samplers.acts)
+    check_episodes(data, config.rollout, config.rl, config.samplers.acts)
     longest = largest_stage(config.rl, config.rollout)[1]
     of_episodes = data, longest, config.model.vocab_size, config.seed, config.directory
     pool = Pool(config.samplers) if config.samplers.acts else None

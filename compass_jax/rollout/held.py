@@ -1,0 +1,100 @@
+"""Slots that keep the keys of an episode while its environment works: its next turn computes only
+the tokens that are new.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from compass_jax.records import EPISODE
+from compass_jax.rollout.batcher import Batcher
+from compass_jax.rollout.request import Request
+from compass_jax.rollout.sampling import RowSampling
+from compass_jax.rollout.sizes import resume_bucket
+
+LEAST = 16  # tokens that an extension computes, padded; doubled until the new ones fit
+
+
+class HoldingBatcher(Batcher):
+    """A batcher in which a turn's slot holds its keys after the turn, until other requests need the
+    slot or the weights change; the slots that have waited longest are given up first.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        self._held: dict[int, Request] = {}  # by slot, in the order in which they left
+
+    def renew(self, params: Any, version: int) -> None:
+        """Continues under other weights, and gives up the keys of the former ones."""
+        super().renew(params, version)
+        self._give_up(list(self._held))
+
+    def _leave(self, requests: Sequence[Request]) -> None:
+        slots = [request.slot for request in requests]
+        super()._leave(requests)
+        for slot, request in zip(slots, requests, strict=True):
+            if request.prompt.turns == EPISODE and not request.cancelled:
+                self._held[slot] = request
+                self.slots.held.add(slot)
+
+    def _give_up(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            del self._held[slot]
+            self.slots.held.remove(slot)
+
+    def _fill(self) -> list[Request]:
+        waiting = self._waiting
+        for request in list(waiting.resumable):
+            slot = self._slot_of(request)
+            if slot is not None:
+                waiting.resumable.remove(request)
+                self._extend(request, slot)
+        short = len(waiting) - len(self.slots.free())
+        self._give_up(list(self._held)[: max(short, 0)])
+        return super()._fill()
+
+    def _slot_of(self, request: Request) -> int | None:
+        """Returns the slot that holds the keys of an earlier turn of a request."""
+        for slot, held in self._held.items():
+            n = len(held.tokens)
+            goes_on = (held.prompt.key, held.column) == (request.prompt.key, request.column)
+            fits = len(request.tokens) - n < self.engine.config.prefill_chunk
+            if goes_on and fits and np.array_equal(held.tokens, request.tokens[:n]):
+                return slot
+        return None
+
+    def _extend(self, request: Request, slot: int) -> None:
+        """Continues a request in the slot that holds its keys."""
+        known = len(self._held[slot].tokens) - 1  # its last token was no input yet
+        self._give_up([slot])
+        self.slots.enter(request, deque([slot]))
+        new, length = request.tokens[known:], len(request.tokens)
+        size = LEAST
+        while size < len(new):
+            size *= 2
+        padded = resume_bucket(self.engine.config, length)
+        params = request.temperature, request.top_k, request.top_p
+        kinds = jnp.float32, jnp.int32, jnp.float32
+        sampling = RowSampling(*(jnp.full(1, x, t) for x, t in zip(params, kinds, strict=True)))
+        column = range(request.column, request.column + 1)
+        self.stats.prefills += 1
+        self.stats.prefill_tokens += len(new)
+        prefix = self.engine.extend(
+            self.params,
+            self._state,
+            jnp.int32(slot),
+            jnp.asarray(np.pad(request.tokens, (0, padded - length))),
+            jnp.asarray(np.pad(new, (0, size - len(new)))),
+            jnp.int32(known),
+            jnp.int32(length),
+            self._keys([request], [column], 1),
+            self.sampler,
+            sampling if self.sampler.per_request else None,
+        )
+        most = np.array([request.limit - length], np.int32)
+        self._bulk_insert(prefix, np.array([[slot]], np.int32), most)
