@@ -69,7 +69,7 @@ def source_of(name: str) -> Source:
         return FileSource("rows.jsonl", verifier=name)
     if is_name(name):
         value = load(name, "TASK")
-        if isinstance(value, type) and hasattr(value, "reset"):
+        if isinstance(value, type) and any(hasattr(value, x) for x in ("reset", "play")):
             return EpisodeSource(name)
         task = isinstance(value, Task)
         return TaskSource(name) if task else FileSource("rows.jsonl", verifier=name)

@@ -1,5 +1,5 @@
-"""The door of a training run: its engine on the route /inference/v1/generate, for the drivers of
-episodes.
+"""The door of a training run: its engine on the routes /inference/v1/generate and
+/v1/chat/completions (door_chat.py), for the drivers of episodes.
 
 It listens on loopback alone. A session's address has a secret token, so that no session can name
 another's: http://127.0.0.1:PORT/s/TOKEN, with the routes of `compass serve` under it. A client that
@@ -25,6 +25,7 @@ from starlette.routing import Route
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.errors import CompassError
 from compass_jax.rollout.ask import Ask, Left, Reply
+from compass_jax.serving.door_chat import Conversations
 from compass_jax.serving.errors import ApiError
 from compass_jax.serving.generate import answer_body
 from compass_jax.serving.guard import Guard
@@ -61,13 +62,15 @@ class TrainingDoor:
         vocabulary = tokenizer.vocab_size
         self._served = Served(MODEL, tokenizer, vocabulary, most_tokens, most_tokens)
         self._most, self._put, self._is_open = most_tokens, put, is_open
+        self._conversations = Conversations(self._served, is_open)
         self._started = int(time.time())
         routes = []
         for prefix in ("", "/s/{session}"):
-            routes.append(
-                Route(f"{prefix}/inference/v1/generate", self._generate, methods=["POST"])
-            )
-            routes.append(Route(f"{prefix}/v1/models", self._models))
+            routes += [
+                Route(f"{prefix}/inference/v1/generate", self._generate, methods=["POST"]),
+                Route(f"{prefix}/v1/chat/completions", self._chat, methods=["POST"]),
+                Route(f"{prefix}/v1/models", self._models),
+            ]
         kinds = (ApiError, HTTPException, ClientDisconnect, Exception)
         app = Starlette(routes=routes, exception_handlers={kind: on_error for kind in kinds})
         self._socket = bind("127.0.0.1", 0)
@@ -101,13 +104,47 @@ class TrainingDoor:
             raise ApiError("no episode with this session is played now", status=404)
         return token
 
+    def _agent(self, request: Request) -> str:
+        """Returns the agent that the header names if the path has the session's token."""
+        in_path = "session" in request.path_params
+        return request.headers.get(HEADER, "")[:MOST_AGENT] if in_path else ""
+
     async def _generate(self, request: Request) -> Response:
         session = self._session(request)
-        body = await read_request(request, LIMITS)
-        job = read_generate(body, self._served)
+        job = read_generate(await read_request(request, LIMITS), self._served)
         params = job.body.sampling_params
         if params.seed is not None:
             raise ApiError("leave the seed out: an episode's draws are its own", "seed")
+        sampling = params.model_dump(include={"temperature", "top_p", "top_k"}, exclude_unset=True)
+        stops = tuple(params.stop_token_ids)
+        reply = await self._sampled(
+            request, session, np.asarray(job.prompt), job.max_tokens, sampling, stops
+        )
+        ids, logp = reply.tokens.tolist(), reply.logp.tolist()
+        finish = "stop" if reply.stopped else "length"
+        prompt = len(job.prompt)
+        return JSONResponse(answer_body(session[:8], MODEL, prompt, ids, logp, finish))
+
+    async def _chat(self, request: Request) -> Response:
+        session = self._session(request)
+        data = await read_request(request, LIMITS)
+        turn = await self._conversations.read(data, session, self._agent(request))
+        (prompt,) = turn.job.prompts
+        reply = await self._sampled(request, session, prompt, turn.job.max_tokens, turn.sampling)
+        return JSONResponse(await self._conversations.answer(turn, reply))
+
+    async def _sampled(
+        self,
+        request: Request,
+        session: str,
+        prompt: np.ndarray,
+        limit: int,
+        sampling: dict[str, float],
+        stops: tuple[int, ...] = (),
+    ) -> Reply:
+        """Returns the turn that the engine samples after a prompt. Raises ApiError for a request
+        that the episode does not allow, and ClientDisconnect if its client leaves.
+        """
         loop, future = asyncio.get_running_loop(), asyncio.get_running_loop().create_future()
 
         def deliver(answer: Reply | CompassError) -> None:
@@ -120,22 +157,15 @@ class TrainingDoor:
             with contextlib.suppress(RuntimeError):  # the loop is closed
                 loop.call_soon_threadsafe(set_result)
 
-        sampling = params.model_dump(include={"temperature", "top_p", "top_k"}, exclude_unset=True)
-        stops = tuple(params.stop_token_ids)
-        in_path = "session" in request.path_params  # the header then names the client's agent
-        agent = request.headers.get(HEADER, "")[:MOST_AGENT] if in_path else ""
-        ask = Ask(session, np.asarray(job.prompt), job.max_tokens, sampling, stops, deliver, agent)
+        ask = Ask(session, prompt, limit, sampling, stops, deliver, self._agent(request))
         self._put(ask)
         while not (await asyncio.wait([future], timeout=WATCH_S))[0]:
             if not self._is_open(session):
                 raise ApiError("the episode has ended", status=404)
             if await request.is_disconnected():
                 self._put(Left(ask))
-                return Response(status_code=499)
+                raise ClientDisconnect
         answer = future.result()
         if isinstance(answer, CompassError):
             raise ApiError(str(answer), status=409 if not self._is_open(session) else 400)
-        ids, logp = answer.tokens.tolist(), answer.logp.tolist()
-        finish = "stop" if answer.stopped else "length"
-        prompt = len(job.prompt)
-        return JSONResponse(answer_body(session[:8], MODEL, prompt, ids, logp, finish))
+        return answer

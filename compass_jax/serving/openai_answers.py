@@ -182,7 +182,7 @@ class Answer:
             text = "".join(x.text for x in parts)
             piece = parts[-1]._replace(text=text, logprobs=joined(logprobs) if logprobs else None)
             piece = piece._replace(thought="".join(x.thought for x in parts))
-            choices.append(self._choice(piece, False))
+            choices.append(choice_body(piece, self.job.chat, False))
         return self._json(choices, False, usage=self._usage())
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -193,7 +193,7 @@ class Answer:
         try:
             async for piece in self.pieces():
                 started = True
-                yield _event(self._json([self._choice(piece, True)], True))
+                yield _event(self._json([choice_body(piece, self.job.chat, True)], True))
             options = self.job.body.stream_options
             if options and options.include_usage:
                 yield _event(self._json([], True, usage=self._usage()))
@@ -204,35 +204,47 @@ class Answer:
             yield _event(error.body())
 
     def _usage(self) -> dict[str, int]:
-        prompt, completion = sum(map(len, self.job.prompts)), self._tokens
-        usage = {"prompt_tokens": prompt, "completion_tokens": completion}
-        return {**usage, "total_tokens": prompt + completion}
+        return usage_body(sum(map(len, self.job.prompts)), self._tokens)
 
     def _json(self, choices: list[JsonObject], streamed: bool, **fields: Json) -> bytes:
-        kind, name = "text_completion", "cmpl"
-        if self.job.chat:
-            kind, name = f"chat.completion{'.chunk' * streamed}", "chatcmpl"
-        head = {"id": f"{name}-{self._number}", "object": kind, "created": int(time.time())}
-        head |= {"model": self._served.model, "choices": choices}
-        return json.dumps({**head, **fields}).encode()
+        head = answer_head(self.job.chat, f"{self._number}", self._served.model, streamed)
+        return json.dumps({**head, "choices": choices, **fields}).encode()
 
-    def _choice(self, piece: Piece, streamed: bool) -> JsonObject:
-        """Returns the JSON of one choice, for an event (`streamed`) or for a complete answer."""
-        choice: JsonObject = {"index": piece.choice, "logprobs": piece.logprobs}
-        choice["finish_reason"] = piece.finish or None
-        if not self.job.chat:
-            return {**choice, "text": piece.text}
-        message: JsonObject = {"content": piece.text}
-        if piece.begins or not streamed:
-            message = {"role": "assistant", **message}
-        if piece.thought:
-            message["reasoning_content"] = piece.thought
-        if piece.calls:
-            message["content"] = piece.text or None
-            message["tool_calls"] = [
-                {"index": i, **call} if streamed else call for i, call in enumerate(piece.calls)
-            ]
-        return {**choice, ("delta" if streamed else "message"): message}
+
+def answer_head(
+    chat: bool, number: str, model: str, streamed: bool = False
+) -> dict[str, str | int]:
+    """Returns the fields of an answer that are not about its choices."""
+    kind, name = "text_completion", "cmpl"
+    if chat:
+        kind, name = f"chat.completion{'.chunk' * streamed}", "chatcmpl"
+    created = int(time.time())
+    return {"id": f"{name}-{number}", "object": kind, "created": created, "model": model}
+
+
+def usage_body(prompt: int, completion: int) -> dict[str, int]:
+    """Returns the JSON of the numbers of tokens."""
+    usage = {"prompt_tokens": prompt, "completion_tokens": completion}
+    return {**usage, "total_tokens": prompt + completion}
+
+
+def choice_body(piece: Piece, chat: bool, streamed: bool = False) -> JsonObject:
+    """Returns the JSON of one choice, for an event (`streamed`) or for a complete answer."""
+    choice: JsonObject = {"index": piece.choice, "logprobs": piece.logprobs}
+    choice["finish_reason"] = piece.finish or None
+    if not chat:
+        return {**choice, "text": piece.text}
+    message: JsonObject = {"content": piece.text}
+    if piece.begins or not streamed:
+        message = {"role": "assistant", **message}
+    if piece.thought:
+        message["reasoning_content"] = piece.thought
+    if piece.calls:
+        message["content"] = piece.text or None
+        message["tool_calls"] = [
+            {"index": i, **call} if streamed else call for i, call in enumerate(piece.calls)
+        ]
+    return {**choice, ("delta" if streamed else "message"): message}
 
 
 def _event(data: bytes) -> bytes:

@@ -5,7 +5,7 @@ Cheap checks run before tokenisation.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple, TypeVar
@@ -29,6 +29,8 @@ from compass_jax.serving.openai_bodies import (
 from compass_jax.untrusted import parse_json
 
 MOST_DIGITS = 4000  # maximum length of an integer in a body, checked before conversion
+Messages = list[JsonObject]  # of a conversation, or the descriptions of its tools
+Encode = Callable[[Messages, Messages], list[int]]  # from messages and tools to a prompt's ids
 
 
 @dataclass(frozen=True)
@@ -143,8 +145,10 @@ def completion_job(body: CompletionBody, served: Served) -> Job:
     return Job(body, prompts, most, body.logprobs, echo=tuple(echo))
 
 
-def chat_job(body: ChatBody, served: Served) -> Job:
-    """Returns the job for a body of /v1/chat/completions."""
+def chat_job(body: ChatBody, served: Served, encode: Encode | None = None) -> Job:
+    """Returns the job for a body of /v1/chat/completions, with the prompt of `encode` if it is
+    given, else as the chat template renders it.
+    """
     if body.top_logprobs and not body.logprobs:
         raise ApiError(f"top_logprobs = {body.top_logprobs} needs logprobs = true", "top_logprobs")
     if body.max_tokens is not None and body.max_completion_tokens is not None:
@@ -156,10 +160,12 @@ def chat_job(body: ChatBody, served: Served) -> Job:
     tools = [tool.model_dump(exclude_defaults=True) for tool in offered]
     messages = [m.model_dump(exclude_defaults=True) for m in body.messages]
     _check_sizes(messages, tools, served)
-    messages = _shown_thoughts(messages, served)
     _check_variables(body.chat_template_kwargs, served)
     try:
-        ids = served.tokenizer.encode_prompt(messages, tools, **body.chat_template_kwargs)
+        if encode is None:
+            ids = encode_messages(messages, tools, served, **body.chat_template_kwargs)
+        else:
+            ids = encode(messages, tools)
     except TokenizerError as error:
         raise ApiError(str(error), "messages") from error
     limit = body.max_tokens or body.max_completion_tokens or served.max_new_tokens
@@ -168,7 +174,17 @@ def chat_job(body: ChatBody, served: Served) -> Job:
     return Job(body, (checked_ids(ids, served),), most, logprobs, tools=tuple(tools))
 
 
-def _shown_thoughts(messages: list[dict], served: Served) -> list[dict]:
+def encode_messages(
+    messages: Messages, tools: Messages, served: Served, **variables: Json
+) -> list[int]:
+    """Returns the ids of a conversation as the chat template renders it, with the generation
+    prompt. Raises TokenizerError if the template refuses the messages.
+    """
+    messages = _shown_thoughts(messages, served)
+    return served.tokenizer.encode_prompt(messages, tools, **variables)
+
+
+def _shown_thoughts(messages: Messages, served: Served) -> Messages:
     """Returns the messages without the thoughts of earlier turns if the chat template shows none;
     clients send back the thoughts of this server's answers.
     """
@@ -180,7 +196,7 @@ def _shown_thoughts(messages: list[dict], served: Served) -> list[dict]:
     return [{key: x for key, x in message.items() if key != name} for message in messages]
 
 
-def _check_sizes(messages: list[dict], tools: list[dict], served: Served) -> None:
+def _check_sizes(messages: Messages, tools: Messages, served: Served) -> None:
     most = served.prompt_tokens
     if len(messages) > most:
         text = f"{len(messages)} messages cannot fit into the {most} tokens that this server takes"

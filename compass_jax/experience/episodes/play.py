@@ -20,6 +20,13 @@ own, with the tokens that the trainer's engine samples.
 `reset` gets a number that is the same for the same sample of a run. `tools` are the tools of the
 chat template; `close` is called at the end of every episode. The reward is that of the last turn.
 
+    class Harness:                                    a harness that has a client of OpenAI's
+        rows = ...
+        def play(self, row, base_url):                plays a whole episode
+            client = openai.OpenAI(base_url=base_url, api_key="none")
+            ...
+            return Turn(reward=1.0)
+
 The process reads JSON lines, {"play": ...} and {"cancel": session}, and writes {"ready": true},
 {"done": ...} and {"failed": ...}; what user code prints goes to its log.
 """
@@ -58,6 +65,7 @@ class Order(NamedTuple):
 
     session: str
     url: str  # of the session, under which the routes are
+    base_url: str  # of OpenAI's clients in this session
     row: JsonObject
     seed: int
     turns: int
@@ -96,7 +104,10 @@ async def play(
     environment: Any, order: Order, tokenizer: Tokenizer, generate: Generate
 ) -> JsonObject:
     """Plays an episode; returns its reward and the components of its last turn."""
-    options = {"seed": order.seed} if "seed" in _parameters(environment.reset) else {}
+    if not hasattr(environment, "reset"):
+        options = _options(environment.play, order)
+        return _verdict(_turn(await _resolved(environment.play(order.row, **options))))
+    options = _options(environment.reset, order)
     opening = await _resolved(environment.reset(order.row, **options))
     tokens = tokenizer.encode_chat(_messages(opening), tools=getattr(environment, "tools", ()))
     encode, loop = turn_encoder(tokenizer), asyncio.get_running_loop()
@@ -106,9 +117,7 @@ async def play(
         sampled = await loop.run_in_executor(None, generate, tokens)
         tokens, number = [*tokens, *sampled.tokens], number + 1
         text = opened + tokenizer.decode_response(sampled.tokens)
-        turn = await _resolved(environment.step(tokenizer.chat_format.read(text)))
-        if not isinstance(turn, Turn):
-            raise EnvironmentFault(f"step gave a {type(turn).__name__}: make it a Turn")
+        turn = _turn(await _resolved(environment.step(tokenizer.chat_format.read(text))))
         if not turn.messages or sampled.cut:
             break
         replies = json.dumps([checked(message) for message in turn.messages])
@@ -117,6 +126,16 @@ async def play(
         raise EnvironmentFault(
             f"the opening messages have {len(tokens)} tokens, and an episode at most {order.tokens}"
         )
+    return _verdict(turn)
+
+
+def _turn(result: object) -> Turn:
+    if not isinstance(result, Turn):
+        raise EnvironmentFault(f"step or play gave a {type(result).__name__}: make it a Turn")
+    return result
+
+
+def _verdict(turn: Turn) -> dict[str, float | dict[str, float]]:
     return {"reward": _number(turn.reward, "reward"), "metrics": _metrics(turn.components)}
 
 
@@ -144,8 +163,10 @@ def _number(value: Any, name: str) -> float:
     return number
 
 
-def _parameters(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(function).parameters
+def _options(method: Callable[..., object], order: Order) -> dict[str, int | str]:
+    """Returns the parts of an order that an environment's method takes beside the row."""
+    parameters = inspect.signature(method).parameters
+    return {name: getattr(order, name) for name in ("seed", "base_url") if name in parameters}
 
 
 async def _resolved(value: Any) -> Any:
@@ -203,11 +224,14 @@ class Players:
 def environment_class(name: str) -> Any:
     """Returns the class of an environment. Raises ConfigError if it lacks a method."""
     kind = load(name, "env")
-    missing = [one for one in ("rows", "reset", "step") if not callable(getattr(kind, one, None))]
+    methods = ["reset", "step"]
+    if hasattr(kind, "play") and not hasattr(kind, "reset"):
+        methods = ["play"]
+    missing = [x for x in ("rows", *methods) if not callable(getattr(kind, x, None))]
     if missing:
         raise ConfigError(
             f"env = {name!r}: it has no {', '.join(missing)}; an environment is a class with"
-            " rows(seed), reset(row) and step(message)"
+            " rows(seed), and with reset(row) and step(message), or play(row, base_url)"
         )
     return kind
 

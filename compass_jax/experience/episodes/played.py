@@ -93,9 +93,11 @@ class Episodes:
         with self._lock:
             self._open.add(token)
         source = self.source(session.task)
+        url = self._door.url(token)
         order = {
             "session": token,
-            "url": self._door.url(token),
+            "url": url,
+            "base_url": f"{url}/v1",  # of OpenAI's clients
             "row": decode_row(session.task.row),
             "seed": stable_id(f"{self._seed} {name} {session.key}"),
             "turns": source.turns,

@@ -107,7 +107,7 @@ class Players:
         data = kind.data_type().model_validate(json.loads(order["row"]["data"]))
         task = kind(data, environment.config.taskset.task)
         client = TrainClientConfig(
-            base_url=f"{order['url']}/v1",
+            base_url=order["base_url"],
             api_key_var="COMPASS_NO_KEY",
             renderer_model_name=self._tokenizer,
             renderer=self._renderer,

@@ -2,6 +2,7 @@
 
 import os
 import time
+from types import SimpleNamespace
 
 from compass_jax.tasks import Turn
 
@@ -43,6 +44,37 @@ class Waiting(Counting):
 
     async def step(self, message):
         return super().step(message)
+
+
+class Stepping(Counting):
+    """Reads of a turn what comes before a call: without tools a chat's content has the call's text,
+    and a Message's content has not.
+    """
+
+    def step(self, message):
+        text = message.content.partition("<tool_call>")[0].rstrip()
+        return super().step(SimpleNamespace(content=text))
+
+
+class Chatting:
+    """Plays the episodes of Stepping as a harness that has a client of OpenAI's."""
+
+    rows = Counting.rows
+
+    def play(self, row, base_url):
+        import openai
+
+        counting = Stepping()
+        messages = counting.reset(row)
+        with openai.OpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+            while True:
+                choice = client.chat.completions.create(model="policy", messages=messages).choices[
+                    0
+                ]
+                turn = counting.step(choice.message)
+                if not turn.messages or choice.finish_reason == "length":
+                    return turn
+                messages += [choice.message, *turn.messages]
 
 
 class Failing(Counting):

@@ -95,8 +95,12 @@ def tasks(count, **fields):
 
 
 @contextlib.contextmanager
-def episodes(script, starts=None, rollout=ROLL, vocabulary=MODEL.vocab_size, **source):
-    """Yields the episodes of a source that `script` plays; `starts` gets each driver."""
+def episodes(
+    script, starts=None, rollout=ROLL, vocabulary=MODEL.vocab_size, tokenizer=None, **source
+):
+    """Yields the episodes of a source that `script` plays; `starts` gets each driver. Chats need a
+    `tokenizer`, token ids the size of its vocabulary alone.
+    """
     data = DataConfig(sources=(EpisodeSource("none:Own", **{"timeout_s": 30.0, **source}),))
 
     def start(command, setup, log, emit):
@@ -105,7 +109,7 @@ def episodes(script, starts=None, rollout=ROLL, vocabulary=MODEL.vocab_size, **s
             starts.append(driver)
         return driver
 
-    tokenizer = SimpleNamespace(vocab_size=vocabulary)
+    tokenizer = tokenizer or SimpleNamespace(vocab_size=vocabulary)
     door = partial(TrainingDoor, tokenizer, rollout.prompt_buckets[-1] + rollout.max_new_tokens)
     played = Episodes(data, 0, {}, Path("none"), door, start)
     try:
