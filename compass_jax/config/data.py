@@ -62,9 +62,9 @@ class RolloutConfig(Section):
     page_tokens: Tokens = 16
     """Number of tokens of a cache page."""
     hold_sessions: bool = False
-    """Whether the slot of an episode's turn keeps its keys while the environment works, until others
-    need the slot: the next turn computes its new tokens alone. Which slots are given up depends on
-    clocks, so that last bits of a repeated run may differ. Not with cache_pages.
+    """Whether the slot of an episode's turn keeps its keys while the environment works, until other
+    turns need it: the next turn computes its new tokens alone. Clocks decide which slots are given
+    up, so that the last bits of a repeated run may differ. Not with cache_pages.
     """
     prefill_chunk: Tokens = 2048
     """Chunk of the prefill in tokens, for longer prompts."""

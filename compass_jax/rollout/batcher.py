@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from functools import partial
 
 import jax
@@ -132,6 +132,9 @@ class Batcher:
             self._waiting.resumable.append(request)
         self._waiting.reopen()
         self.params, self.version = params, version
+
+    def forget(self, samples: Container[tuple[tuple[int, int], int]]) -> None:
+        """Is told the samples, by prompt and column, with which no request goes on."""
 
     def abort(self) -> list[Request]:
         """Returns the unfinished requests that have tokens, with the routes of each in its row."""

@@ -222,6 +222,7 @@ class DraftBatcher(Batcher):
             self._keys(requests, columns, shape[0], (Purpose.ACCEPT, int))[:, 0],
         )
         self.stats.prefills += 1
+        self.stats.prefill_tokens += int(lengths.sum())
         return self.engine.prefill_drafts(self.params, rows, self.sampler, self.engine.drafts)
 
     def _noise(self) -> Noise:

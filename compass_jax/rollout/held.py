@@ -5,7 +5,7 @@ the tokens that are new.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -15,9 +15,7 @@ from compass_jax.records import EPISODE
 from compass_jax.rollout.batcher import Batcher
 from compass_jax.rollout.request import Request
 from compass_jax.rollout.sampling import RowSampling
-from compass_jax.rollout.sizes import resume_bucket
-
-LEAST = 16  # tokens that an extension computes, padded; doubled until the new ones fit
+from compass_jax.rollout.sizes import extension_sizes, resume_bucket
 
 
 class HoldingBatcher(Batcher):
@@ -34,11 +32,17 @@ class HoldingBatcher(Batcher):
         super().renew(params, version)
         self._give_up(list(self._held))
 
+    def forget(self, samples: Container[tuple[tuple[int, int], int]]) -> None:
+        """Gives up the keys of samples, by prompt and column, that do not go on."""
+        ended = [n for n, x in self._held.items() if (x.prompt.key, x.column) in samples]
+        self._give_up(ended)
+
     def _leave(self, requests: Sequence[Request]) -> None:
         slots = [request.slot for request in requests]
         super()._leave(requests)
         for slot, request in zip(slots, requests, strict=True):
-            if request.prompt.turns == EPISODE and not request.cancelled:
+            goes_on = len(request.tokens) < self.engine.config.max_length
+            if request.prompt.turns == EPISODE and goes_on and not request.cancelled:
                 self._held[slot] = request
                 self.slots.held.add(slot)
 
@@ -63,10 +67,19 @@ class HoldingBatcher(Batcher):
         for slot, held in self._held.items():
             n = len(held.tokens)
             goes_on = (held.prompt.key, held.column) == (request.prompt.key, request.column)
-            fits = len(request.tokens) - n < self.engine.config.prefill_chunk
-            if goes_on and fits and np.array_equal(held.tokens, request.tokens[:n]):
+            if (
+                goes_on
+                and self._sizes(request, n - 1)
+                and np.array_equal(held.tokens, request.tokens[:n])
+            ):
                 return slot
         return None
+
+    def _sizes(self, request: Request, known: int) -> list[int]:
+        """Returns the padded numbers of new tokens that hold those after the `known` ones."""
+        config, length = self.engine.config, len(request.tokens)
+        sizes = extension_sizes(config, resume_bucket(config, length))
+        return [size for size in sizes if size >= length - known]
 
     def _extend(self, request: Request, slot: int) -> None:
         """Continues a request in the slot that holds its keys."""
@@ -74,9 +87,7 @@ class HoldingBatcher(Batcher):
         self._give_up([slot])
         self.slots.enter(request, deque([slot]))
         new, length = request.tokens[known:], len(request.tokens)
-        size = LEAST
-        while size < len(new):
-            size *= 2
+        size = self._sizes(request, known)[0]
         padded = resume_bucket(self.engine.config, length)
         params = request.temperature, request.top_k, request.top_p
         kinds = jnp.float32, jnp.int32, jnp.float32

@@ -48,6 +48,7 @@ def extended(
     without pages, and draws its next token. `tokens` are all `length` of them, padded.
     """
     size = len(tokens)
+    assert len(new) < size, "attention would take the new tokens for the whole sequence"
 
     def row(x):
         """[.. slots kv t d] -> [.. 1 kv size d]"""

@@ -16,7 +16,14 @@ from compass_jax.rollout.draft_engine import DraftEngine
 from compass_jax.rollout.drafts import DraftRows
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Sampler
-from compass_jax.rollout.sizes import prefill_rows, reads, resume_buckets, resume_rows, share
+from compass_jax.rollout.sizes import (
+    extension_sizes,
+    prefill_rows,
+    reads,
+    resume_buckets,
+    resume_rows,
+    share,
+)
 from compass_jax.rollout.state import DecodeState
 
 
@@ -74,6 +81,8 @@ class _Lister:
                     yield self._insert("insert", prefill, (rows, use.samples))
             if use.goes_on:
                 yield from self._resumed(sampler, buffer)
+            if config.hold_sessions:
+                yield from self._extended(sampler)
             if isinstance(self.engine, DraftEngine) and not use.name:
                 yield from self._with_drafts(self.engine, sampler, buffer)
         for sampler in use.samplers:
@@ -102,6 +111,17 @@ class _Lister:
                 resume = self._prefill("resume", (rows, bucket), 1, sampler, routes)
                 yield resume
                 yield self._insert("insert resumed", resume, (rows, 1))
+
+    def _extended(self, sampler: Sampler) -> Iterator[Program]:
+        config, one = self.engine.config, self._array(())
+        keys = self._array((1, 1, 2), jnp.uint32)
+        for bucket in resume_buckets(config):
+            for size in extension_sizes(config, bucket):
+                tokens = self._array((bucket,)), self._array((size,))
+                arguments = self.params, self.state, one, *tokens, one, one, keys, sampler, None
+                extend = self._named("extend", Engine.extend, *arguments, tokens=size)
+                yield extend
+                yield self._insert("insert extended", extend, (1, 1))
 
     def _with_drafts(
         self, engine: DraftEngine, sampler: Sampler, buffer: Program | None

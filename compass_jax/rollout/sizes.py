@@ -9,6 +9,7 @@ from compass_jax.config import RolloutConfig
 # A prefill has a separate cache, which every device of a mesh briefly holds entirely: with
 # one sample of each prompt it would be as large as the slots'.
 PREFILL_TOKENS = 131_072
+LEAST_NEW = 16  # tokens of an extension, padded
 
 
 def share(config: RolloutConfig) -> int:
@@ -39,6 +40,15 @@ def resume_buckets(config: RolloutConfig) -> list[int]:
     while sizes[-1] < config.max_length:
         sizes.append(min(2 * sizes[-1], config.max_length))
     return sizes
+
+
+def extension_sizes(config: RolloutConfig, bucket: int) -> list[int]:
+    """Returns the numbers to which the new tokens of a sequence of `bucket` padded tokens are
+    padded, ascending, where a slot holds its keys. All are less than the bucket: attention takes a
+    cache as long as its tokens for a sequence that begins with them.
+    """
+    sizes = [LEAST_NEW * 4**i for i in range(16)]
+    return [size for size in sizes if size < bucket and size <= config.prefill_chunk]
 
 
 def prompt_bucket(config: RolloutConfig, length: int) -> int:

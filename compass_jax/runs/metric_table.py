@@ -280,7 +280,7 @@ rollout/tokens_per_s [tokens/s]: Tokens generated per second of the rollout.
 rollout/temperature: Temperature of the step's rollout, where rl.entropy.keep controls it.
 rollout/slot_occupancy [share]: Decoding steps of slots that had a live sample.
 rollout/preempted [samples]: Times that a sample gave up its slot for want of pages.
-rollout/prefill_tokens [tokens]: Tokens that prefills computed: prompts, once for all samples, and what is sampled on with.
+rollout/prefill_tokens [tokens]: Tokens that prefills computed, a prompt's once for all its samples.
 train/tokens_per_s [tokens/s]: Tokens trained on per second of scoring and updates.
 train/idle_frac [share]: Tokens of responses without a backward pass: they have no advantage.
 train/mfu [share]: Operations that the model needs over the chip's peak; on known chips alone.

@@ -29,7 +29,7 @@ from compass_jax.serving.door_chat import Conversations
 from compass_jax.serving.errors import ApiError
 from compass_jax.serving.generate import answer_body
 from compass_jax.serving.guard import Guard
-from compass_jax.serving.limits import Limits, bind
+from compass_jax.serving.limits import Limits, bind, raise_descriptors
 from compass_jax.serving.openai_api import on_error, read_request
 from compass_jax.serving.openai_requests import Served, read_generate
 from compass_jax.serving.server import http_server
@@ -39,7 +39,8 @@ HEADER = "x-session-id"
 MOST_AGENT = 200  # characters of an agent's name
 STOP_S = 10.0  # time for the server's thread to end
 WATCH_S = 0.5  # between looks for a client that has left, and for the end of the episode
-LIMITS = Limits(body_bytes=2**24, stop_s=1.0)
+# A turn holds its connection until it is sampled: there may be as many as samples of a step.
+LIMITS = Limits(connections=2**14, body_bytes=2**24, stop_s=1.0)
 
 
 class TrainingDoor:
@@ -73,6 +74,7 @@ class TrainingDoor:
             ]
         kinds = (ApiError, HTTPException, ClientDisconnect, Exception)
         app = Starlette(routes=routes, exception_handlers={kind: on_error for kind in kinds})
+        raise_descriptors()
         self._socket = bind("127.0.0.1", 0)
         self._port = self._socket.getsockname()[1]
         self._server = http_server(Guard(app, [], [], None), LIMITS)

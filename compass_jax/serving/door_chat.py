@@ -141,7 +141,7 @@ class Conversations:
             for n, call in enumerate(piece.calls)
         ]
         choice = choice_body(piece._replace(calls=calls), chat=True)
-        if reply.stopped:
+        if reply.stopped and self._is_open(turn.session):
             self._keep(turn, choice["message"], tokens)
         head = answer_head(True, turn.session[:8], self._served.model)
         usage = usage_body(len(job.prompts[0]), len(reply.tokens))

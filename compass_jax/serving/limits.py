@@ -48,6 +48,12 @@ def make_room_for(connections: int, needed: int) -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (required, hard))
 
 
+def raise_descriptors() -> None:
+    """Raises the soft limit of file descriptors to the hard one, or to 2^16 where there is none."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2**16) if hard < 0 else hard, hard))
+
+
 def bind(host: str, port: int) -> socket.socket:
     """Returns a socket that listens on an address. Raises ConfigError if it cannot be bound."""
     if not host.strip():

@@ -11,6 +11,7 @@ from tiny import COMPUTE, EOS, MODEL, ROLLOUT, make_prompt, random_params
 from tiny_run import tiny_run
 
 from compass_jax.config import ConfigError, MeshConfig, RolloutConfig
+from compass_jax.model import kernels
 from compass_jax.model.params import place, to_decode
 from compass_jax.records import EPISODE
 from compass_jax.rollout.engine import Engine
@@ -22,16 +23,19 @@ from compass_jax.training.episodes import check_episodes
 from compass_jax.weights.sync import sync_weights
 
 PARAMS = random_params()
-ROLL = dataclasses.replace(ROLLOUT, slots=2, max_new_tokens=120, cache_bucket=64, kv_quantize="off")
+ROLL = dataclasses.replace(
+    ROLLOUT, slots=2, prompt_buckets=(32,), max_new_tokens=120, cache_bucket=64
+)
 GIVEN = [9, 8, 7]
 PROMPT, TURN = 5, 4  # tokens of a first request, and the most of a turn
 
 
-def batcher(hold=True, mesh=None, **changes):
+def batcher(hold=True, mesh=None, attention="portable", **changes):
     """Returns a batcher of episodes with its route buffer of four rows."""
     placement = None if mesh is None else Placement(make_mesh(MeshConfig(**mesh)), "decode")
     rollout = dataclasses.replace(ROLL, hold_sessions=hold, **changes)
-    engine = Engine(MODEL, COMPUTE, rollout, EOS, placement)
+    compute = dataclasses.replace(COMPUTE, attention=attention)
+    engine = Engine(MODEL, compute, rollout, EOS, placement)
     params = to_decode(PARAMS)
     if placement is not None:
         sizes = {"layout": engine.layout, "placement": placement}
@@ -78,11 +82,15 @@ def play(batch, episodes=2, turns=4):
     return live
 
 
+def assert_equal_samples(one, two):
+    np.testing.assert_array_equal(one.tokens, two.tokens)
+    np.testing.assert_allclose(one.logp, two.logp, atol=2e-5)
+    np.testing.assert_array_equal(one.versions, two.versions)
+
+
 def assert_equal(batch, other, requests, expected):
     for one, two in zip(requests, expected, strict=True):
-        np.testing.assert_array_equal(one.tokens, two.tokens)
-        np.testing.assert_allclose(one.logp, two.logp, atol=2e-5)
-        np.testing.assert_array_equal(one.versions, two.versions)
+        assert_equal_samples(one, two)
     np.testing.assert_array_equal(batch.routes.rows, other.routes.rows)
 
 
@@ -112,6 +120,40 @@ def test_the_samples_are_those_of_whole_prefills_and_new_tokens_alone_are_comput
     assert batch.stats.prefill_tokens == 2 * PROMPT + 2 * 3 * (len(GIVEN) + 1)
     assert other.stats.prefill_tokens > 2 * batch.stats.prefill_tokens
     assert batch.stats.prefills == other.stats.prefills
+
+
+@pytest.mark.parametrize(
+    ("given", "attention", "extends"),
+    [(14, "portable", True), (60, "portable", True), (60, "cudnn", True), (50, "cudnn", False)],
+)
+def test_turns_with_many_given_tokens(given, attention, extends, monkeypatch):
+    """Attention takes tokens that fill their cache for a whole sequence: those are prefilled."""
+    monkeypatch.setattr(kernels, "INTERPRET", True)
+    tokens, ends = [3 + i % 30 for i in range(given)], []
+    for hold in (True, False):
+        batch = batcher(hold, attention=attention)
+        one = first(0)
+        run(batch, one)
+        before, two = batch.stats.prefill_tokens, following(one, tokens)
+        run(batch, two)
+        ends.append(two)
+        computed = batch.stats.prefill_tokens - before
+        assert computed == (given + 1 if hold and extends else len(one.tokens) + given)
+    assert_equal_samples(*ends)
+
+
+def test_the_slot_of_an_ended_episode_is_free():
+    batch = batcher()
+    one, other = first(0), first(1)
+    run(batch, one)
+    run(batch, other)
+    assert not batch.slots.free()
+    batch.forget({(other.prompt.key, 0)})
+    assert len(batch.slots.free()) == 1
+    run(batch, third := first(2))
+    before = batch.stats.prefill_tokens
+    run(batch, following(one))  # its keys are there
+    assert batch.stats.prefill_tokens - before == len(GIVEN) + 1 and third.is_finished
 
 
 @pytest.mark.parametrize("turns", [2, 4, 8])

@@ -204,6 +204,7 @@ class EpisodeCollection(Collection):
             self.batcher.cancel(request)
             self._turns[request][1].answer(Refused("the episode has ended"))
         self.episodes.end(token, session.task, cancel)
+        self.batcher.forget({(x.prompt.key, session.column(x)) for x in session.branches})
         rollout = session.sample(frozenset(self.engine.end_ids), agent)
         if score.known and not rollout.sampled_length:
             score = Score(0.0, False, "error", "the episode ended without a sampled token")

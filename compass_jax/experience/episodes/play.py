@@ -269,6 +269,9 @@ def main() -> None:
     setup: JsonMapping = json.loads(sys.stdin.readline())
     limit = int(setup["memory_gib"] * 2**30)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    with contextlib.suppress(OSError, ValueError):  # an episode holds a connection
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     threading.stack_size(STACK_BYTES)
     try:
         kind = environment_class(setup["env"])

@@ -44,6 +44,7 @@ class Branch:
     entropy: np.ndarray = field(default_factory=partial(np.zeros, 0, np.float32))
     versions: np.ndarray = field(default_factory=partial(np.zeros, 0, np.int32))
     request: Request | None = None
+    replies: int = 0
 
     @property
     def sampled(self) -> int:
@@ -66,6 +67,7 @@ class Branch:
         self.tokens, self.logp, self.entropy = request.tokens, request.logp, request.entropy
         self.versions, self.request = request.versions.copy(), None
         self.versions[: len(self.prompt.tokens)] = GIVEN
+        self.replies += 1
 
 
 @dataclass(eq=False)
@@ -121,16 +123,25 @@ class Session:
         """Returns the branch of a request."""
         return next(x for x in self.branches if x.request is request)
 
+    def column(self, branch: Branch) -> int:
+        """Returns the index of a branch's draws."""
+        return self.key.index + branch.number * BRANCH_COLUMNS
+
     def _place(self, branch: Branch) -> tuple[int, int]:
-        column = self.key.index + branch.number * BRANCH_COLUMNS
-        return column, self.outside if branch.number else self.row
+        return self.column(branch), self.outside if branch.number else self.row
 
     def _branch(self, tokens: np.ndarray, agent: str) -> Branch:
         """Returns the agent's longest branch that goes on to the tokens, or a new one."""
         idle = [x for x in self.branches if x.request is None]
         known = [x for x in idle if x.agent == agent and x.goes_on_to(tokens)]
         if known:
-            return max(known, key=lambda x: len(x.tokens))
+            branch = max(known, key=lambda x: len(x.tokens))
+            if branch.replies >= self.most_turns:
+                raise Refused(
+                    f"the history has {branch.replies} replies, the turns of its source in"
+                    " data.sources"
+                )
+            return branch
         if len(tokens) > self.most_prompt:
             raise Refused(
                 f"{len(tokens)} tokens continue no earlier request, and a new one has at most"

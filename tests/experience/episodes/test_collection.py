@@ -2,6 +2,7 @@
 everything that can go wrong is the outcome of that sample or request alone.
 """
 
+import dataclasses
 import http.client
 import json
 import threading
@@ -9,12 +10,13 @@ import time
 
 import numpy as np
 import pytest
-from played import ENGINE, LOOSE, collected, done, episodes, post, tasks, turn
-from tiny import MODEL, UNSET, make_prompt
+from played import ENGINE, LOOSE, ROLL, collected, done, episodes, post, tasks, turn
+from tiny import COMPUTE, EOS, MODEL, UNSET, make_prompt
 
 from compass_jax.records import GIVEN
 from compass_jax.rewards.faults import VerifierError
 from compass_jax.rollout.collect import Collection
+from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Purpose
 
@@ -98,6 +100,22 @@ def test_a_second_turn_continues_the_tokens_with_their_routes():
         np.testing.assert_array_equal(one.tokens, again[key].tokens)
         np.testing.assert_array_equal(one.logp, again[key].logp)
     assert len({tuple(x.tokens) for x in rollouts.values()}) > 2
+
+
+def test_held_slots_change_no_sample_and_are_free_at_the_end():
+    engine = Engine(MODEL, COMPUTE, dataclasses.replace(ROLL, hold_sessions=True), EOS)
+    results = {}
+    for name, each in (("held", engine), ("prefilled", ENGINE)):
+        with episodes(two_turns) as played:
+            job, rollouts = collected(played, tasks(2), samples=2, engine=each)
+        results[name] = rollouts, np.asarray(job.routes), job.stats.prefill_tokens
+        assert len(job.batcher.slots.free()) == ROLL.slots
+    (held, routes, fewer), (plain, expected, more) = results.values()
+    for key, one in held.items():
+        np.testing.assert_array_equal(one.tokens, plain[key].tokens)
+        np.testing.assert_allclose(one.logp, plain[key].logp, atol=2e-5)
+    np.testing.assert_array_equal(routes, expected)
+    assert fewer == 4 * (len(OPENING) + len(REPLY) + 1) < more
 
 
 def test_a_history_that_was_written_anew_is_a_branch_and_the_longest_one_is_trained():
