@@ -134,7 +134,7 @@ class Batcher:
         self.params, self.version = params, version
 
     def forget(self, samples: Container[tuple[tuple[int, int], int]]) -> None:
-        """Is told the samples, by prompt and column, with which no request goes on."""
+        """Takes the samples, by prompt and column, with which no request goes on."""
 
     def abort(self) -> list[Request]:
         """Returns the unfinished requests that have tokens, with the routes of each in its row."""

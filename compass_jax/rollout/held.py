@@ -34,8 +34,8 @@ class HoldingBatcher(Batcher):
 
     def forget(self, samples: Container[tuple[tuple[int, int], int]]) -> None:
         """Gives up the keys of samples, by prompt and column, that do not go on."""
-        ended = [n for n, x in self._held.items() if (x.prompt.key, x.column) in samples]
-        self._give_up(ended)
+        slots = [n for n, x in self._held.items() if (x.prompt.key, x.column) in samples]
+        self._give_up(slots)
 
     def _leave(self, requests: Sequence[Request]) -> None:
         slots = [request.slot for request in requests]
@@ -64,13 +64,13 @@ class HoldingBatcher(Batcher):
 
     def _slot_of(self, request: Request) -> int | None:
         """Returns the slot that holds the keys of an earlier turn of a request."""
-        for slot, held in self._held.items():
-            n = len(held.tokens)
-            goes_on = (held.prompt.key, held.column) == (request.prompt.key, request.column)
+        for slot, earlier in self._held.items():
+            n = len(earlier.tokens)
+            goes_on = (earlier.prompt.key, earlier.column) == (request.prompt.key, request.column)
             if (
                 goes_on
                 and self._sizes(request, n - 1)
-                and np.array_equal(held.tokens, request.tokens[:n])
+                and np.array_equal(earlier.tokens, request.tokens[:n])
             ):
                 return slot
         return None
@@ -95,7 +95,8 @@ class HoldingBatcher(Batcher):
         column = range(request.column, request.column + 1)
         self.stats.prefills += 1
         self.stats.prefill_tokens += len(new)
-        prefix = self.engine.extend(
+        engine: Any = self.engine  # of this package: others have no `extend`
+        prefix = engine.extend(
             self.params,
             self._state,
             jnp.int32(slot),

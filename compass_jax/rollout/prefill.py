@@ -27,8 +27,8 @@ def prefilled(
 ) -> Prefix:
     """Runs prompts once for all their samples and draws the first token of each."""
     (last, cache, routes), _ = encode(model, rollout, params, tokens, lengths, routes)
-    drawn = _first(model, params, last, lengths, keys, sampler, sampling)
-    return Prefix(cache, tokens, lengths, routes, keys, *drawn[:3], sampling, drawn[3])
+    token, logp, entropy, top = _first(model, params, last, lengths, keys, sampler, sampling)
+    return Prefix(cache, tokens, lengths, routes, keys, token, logp, entropy, sampling, top)
 
 
 def extended(
@@ -58,15 +58,16 @@ def extended(
     cache = lay_cache(model.placement, jax.tree.map(row, state.cache), 1)
     out = apply(model, params, new[None], positions, mask=positions < length, cache=cache)
     last = jnp.take(out.hidden, jnp.reshape(length - known - 1, (1,)), axis=1, mode="clip")[:, 0]
+    assert out.cache is not None
     routes = None
     if state.routes is not None:
+        assert out.routes is not None
         before = jnp.take(state.routes, slot[None], axis=0, mode="clip")[:, :size]
         routes = before.reshape(*before.shape[:2], *out.routes.shape[2:])
         routes = routes.at[:, positions[0]].set(out.routes.astype(routes.dtype), mode="drop")
-    drawn = _first(model, params, last, length[None], keys, sampler, sampling)
-    cache = lay_cache(model.placement, out.cache, 1)
-    arrays = tokens[None], length[None], routes, keys
-    return Prefix(cache, *arrays, *drawn[:3], sampling, drawn[3])
+    cache, n = lay_cache(model.placement, out.cache, 1), length[None]
+    token, logp, entropy, top = _first(model, params, last, n, keys, sampler, sampling)
+    return Prefix(cache, tokens[None], n, routes, keys, token, logp, entropy, sampling, top)
 
 
 def _first(model: Transformer, params, last, lengths, keys, sampler: Sampler, sampling):
