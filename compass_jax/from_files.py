@@ -52,7 +52,7 @@ from compass_jax.data.streamed import ExampleStream, sft_records
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.machine import on_cpu, usable_bytes
 from compass_jax.memory import fitting_rows, process_bytes
-from compass_jax.model.params import abstract_params
+from compass_jax.model.params import param_count
 from compass_jax.presets import default_rate, fitted_preset
 from compass_jax.records import EPISODE, Prompt
 from compass_jax.rl.bucketing import best_buckets
@@ -377,13 +377,9 @@ def run_name(model: str, data: Sequence[str]) -> str:
     return re.sub(r"[^\w.-]+", "_", "-".join(words))[:100]
 
 
-def _parameters(model: ModelConfig) -> int:
-    return sum(math.prod(x.shape) for x in jax.tree.leaves(abstract_params(model, "float32")))
-
-
 def _large_on_cpu(model: ModelConfig) -> int:
     """Returns the divisor of sizes on a CPU for a model above MANY_PARAMETERS; 1 otherwise."""
-    return 2 if on_cpu() and _parameters(model) > MANY_PARAMETERS else 1
+    return 2 if on_cpu() and param_count(model) > MANY_PARAMETERS else 1
 
 
 def _compute(model: ModelConfig) -> ComputeConfig:
@@ -391,7 +387,7 @@ def _compute(model: ModelConfig) -> ComputeConfig:
     whose logits exist at once where the vocabulary is large.
     """
     narrow = jax.devices()[0].platform != "cpu"
-    deep, large = model.layers > 8, _parameters(model) > 1e9
+    deep, large = model.layers > 8, param_count(model) > 1e9
     chunk = (MOST_LOGITS if narrow else MOST_LOGITS_CPU) // model.vocab_size
     return ComputeConfig(
         logprob_chunk=min(max(2 ** int(math.log2(max(chunk, 1))), 128), 4096),
@@ -417,7 +413,7 @@ def _free_bytes(model: ModelConfig, compute: ComputeConfig, training: MeshConfig
     """
     # FSDP does not split the rollout's weights.
     each = (0 if training is None else 20 / training.fsdp) + _cache_width(compute)
-    free = usable_bytes() - process_bytes() - _parameters(model) * each
+    free = usable_bytes() - process_bytes() - param_count(model) * each
     return max(free, usable_bytes() / 10)
 
 
@@ -512,7 +508,7 @@ def _rl(method: str, policy: PolicyConfig, prompts: int) -> RLConfig:
     if not on_cpu() or _large_on_cpu(policy.model) > 1:
         ends = (_round_up(longest - rollout.max_new_tokens * share // 4) for share in (3, 2))
         buckets = tuple(sorted({*(end for end in ends if end < longest), longest}))
-    rate = default_rate(_parameters(policy.model), policy.lora.acts)
+    rate = default_rate(param_count(policy.model), policy.lora.acts)
     optim = replace(rl.optim, learning_rate=rate)
     rl = replace(rl, buckets=buckets, save_every=10, eval_every=10, optim=optim)
     # A CPU compiles each shape of a small model's micro-batch longer than it saves: one divides an

@@ -399,7 +399,7 @@ def _residual_bytes(
         param_ids = {id(x) for x in jax.tree.leaves(params)}
         return [x for x in jax.tree.leaves(pullback) if id(x) not in param_ids]
 
-    params = _abstract_params(model, compute)
+    params = abstract_params(model, compute.param_dtype, training_layout(compute))
     if lora.acts:
         params = combine(params, _abstract_adapters(model, compute, lora), lora.scale)
     shapes = (
@@ -408,10 +408,6 @@ def _residual_bytes(
         jax.eval_shape(lambda: empty_routes(model, rows, length)) if model.moe_layers else None,
     )
     return tree_bytes(jax.eval_shape(jax.jit(residuals), *shapes))
-
-
-def _abstract_params(model: ModelConfig, compute: ComputeConfig) -> Tree:
-    return abstract_params(model, compute.param_dtype, training_layout(compute))
 
 
 def _abstract_adapters(model: ModelConfig, compute: ComputeConfig, lora: LoRAConfig) -> Tree:

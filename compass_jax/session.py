@@ -8,12 +8,11 @@ import contextlib
 import datetime
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import jax
 
@@ -37,9 +36,10 @@ from compass_jax.rewards.judging import Judge, Verdicts
 from compass_jax.rewards.scalar import ScalarJudge
 from compass_jax.rewards.score import Scorer
 from compass_jax.runs.rundir import RunDir, nothing_trained
+from compass_jax.runs.signals import SignalHandler
 from compass_jax.tpu_versions import check_versions
 from compass_jax.trackers.opened import check_trackers
-from compass_jax.weights import checkpoint
+from compass_jax.weights import checkpoint, sound
 from compass_jax.weights.carried import carry_files
 
 Own = TypeVar("Own", Scorer, JoinedScorer)
@@ -53,7 +53,7 @@ STOPPING = (
 )
 
 
-class RunState:
+class RunState(SignalHandler):
     """Whether a run goes on, and why not: the only thing that ends a step.
 
     It is interrupted, as soon as what the run has can be saved, by SIGTERM, by SIGINT (Ctrl-C) and
@@ -62,12 +62,9 @@ class RunState:
     that was interrupted.
     """
 
-    SIGNALS = (signal.SIGTERM, signal.SIGINT)
-
     def __init__(self) -> None:
         self._interrupted = False
         self._agreed = False
-        self._before: dict[int, Any] = {}
         self.ended = False
         self.why = "on request"
         self.status = 128 + signal.SIGTERM
@@ -93,15 +90,6 @@ class RunState:
     def end(self, why: str) -> None:
         """Asks for an end after the step. All processes must ask in the same step."""
         self.ended, self.why = True, why
-
-    def __enter__(self) -> RunState:
-        if threading.current_thread() is threading.main_thread():  # other threads may not
-            self._before = {number: signal.signal(number, self._handle) for number in self.SIGNALS}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self._interrupted:
@@ -163,7 +151,7 @@ def newest_checkpoint(
     if newest is None:
         return None
     valid = checkpoint.find(directory, tell=tell)
-    for renamed in checkpoint.set_aside(valid) if distributed.is_main_process() else ():
+    for renamed in sound.set_aside(valid) if distributed.is_main_process() else ():
         tell(f"it is kept as {renamed}: remove it when nobody needs it")
     return valid
 
@@ -193,14 +181,10 @@ def open_scorer(
     if not labelled and judge is None:
         return shared(scorer, exchange)
     settings = rewards.gold_share, rewards.judge_needs_form
-    if on_devices(rewards.judge):  # all processes run the judge's programs, on the same samples
+    if isinstance(rewards.judge, EngineJudgeConfig | ScalarJudgeConfig):
+        # All processes run the judge's programs, on the same samples.
         return JoinedScorer(shared(scorer, exchange), data, judge, *settings)
     return shared(JoinedScorer(scorer, data, judge, *settings), exchange)
-
-
-def on_devices(judge: JudgeConfig | EngineJudgeConfig | ScalarJudgeConfig | None) -> bool:
-    """Returns whether the run's own devices compute the judge's verdicts."""
-    return isinstance(judge, EngineJudgeConfig | ScalarJudgeConfig)
 
 
 def _judge(rewards: RewardConfig, data: DataConfig, directory: str | None) -> AnyJudge | None:

@@ -51,10 +51,10 @@ def tokenizer_config(folder: str | Path, error: type[UserError]) -> JsonObject:
     versions of transformers write, special_tokens_map.json takes precedence over its special
     tokens, as in transformers. Raises `error` for a file that is no JSON object.
     """
-    raw, file = _object(Path(folder) / TOKENIZER_CONFIG, error), Path(folder) / _NAMES
+    raw, file = read_object(Path(folder) / TOKENIZER_CONFIG, error), Path(folder) / _NAMES
     if _DECODER in raw or not file.is_file():
         return raw
-    names = _object(file, error)
+    names = read_object(file, error)
     config_tokens, further = raw.get(_EXTRA) or raw.get(_ADDITIONAL), names.get(_EXTRA)
     if config_tokens:
         names.pop(_ADDITIONAL, None)
@@ -86,13 +86,13 @@ def declared_tokens(
     file = folder / _ADDED
     if not file.is_file():
         return tokens
-    raw = _object(folder / TOKENIZER_CONFIG, error)
+    raw = read_object(folder / TOKENIZER_CONFIG, error)
     further = config.get(_EXTRA) or raw.get(_ADDITIONAL) or ()
     named = (config[name] for name in NAMED if config.get(name) is not None)
     special = [
         token.get("content") if isinstance(token, dict) else token for token in (*named, *further)
     ]
-    for content, index in _object(file, error).items():
+    for content, index in read_object(file, error).items():
         is_special = content in special
         fields = {"content": content, "normalized": not is_special, "special": is_special}
         tokens[_index(index, f"{file}, {content!r:.80}", error)] = fields
@@ -123,7 +123,8 @@ def token_fields(token: Json, where: str, error: type[UserError]) -> JsonObject:
     return {"content": content, **flags}
 
 
-def _object(file: Path, error: type[UserError]) -> JsonObject:
+def read_object(file: Path, error: type[UserError]) -> JsonObject:
+    """Reads a JSON object from a file. Raises `error` for a file that is missing or no object."""
     # transformers writes model_max_length = int(1e30) for an unlimited length
     raw = read_json(file, error=error, most_digits=40)
     if not isinstance(raw, dict):

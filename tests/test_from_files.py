@@ -26,6 +26,7 @@ from compass_jax.config.words import read_arguments
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.from_files import _whole_share, rl_config, sft_config
+from compass_jax.model.params import param_count
 from compass_jax.presets import PRESETS
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo
@@ -529,7 +530,7 @@ def test_the_package_is_imported_in_an_instant():
 def test_a_rollout_on_its_own_devices_has_their_memory_for_its_caches(monkeypatch):
     """Weights, moments and gradients of the training take 20 bytes a parameter."""
     config = tiny_run()
-    parameters = from_files._parameters(config.model)
+    parameters = param_count(config.model)
     monkeypatch.setattr(from_files, "usable_bytes", lambda: 100 * parameters)
     monkeypatch.setattr(from_files, "process_bytes", lambda: 0)
     shared, apart = (

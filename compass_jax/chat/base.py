@@ -19,6 +19,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
+from itertools import chain
 
 from compass_jax.chat import formats as folder
 from compass_jax.chat.calls import BareCalls, MalformedCall, ToolCall, read_bare_calls
@@ -92,12 +93,6 @@ class Message:
     def malformed(self) -> str:
         """Why a call cannot be read; empty if all can."""
         return self.fault or self.bare.malformed
-
-    def required_calls(self) -> list[ToolCall]:
-        """Returns the calls. Raises MalformedCall for a malformed one."""
-        if self.malformed:
-            raise MalformedCall(self.malformed)
-        return self.calls
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,7 +210,7 @@ def _message(segments: Iterable[Segment], cut: bool, chat_format: ChatFormat) ->
         elif segment.kind == NEW_THOUGHT:
             thoughts.append([])
         elif segment.kind == ALL_THOUGHT:
-            thoughts = [[*_joined(thoughts), *(x.text for x in parts)], []]
+            thoughts = [[*chain(*thoughts), *(x.text for x in parts)], []]
             parts = []
         else:
             parts.append(segment)
@@ -236,10 +231,6 @@ def _message(segments: Iterable[Segment], cut: bool, chat_format: ChatFormat) ->
     known = _known_marks(chat_format)
     unknown_marks = dict.fromkeys(x for x in _MARK.findall(content) if x not in known)
     return Message(thought, content, text, marked, fault, cut, tuple(unknown_marks)[:8])
-
-
-def _joined(thoughts: list[list[str]]) -> list[str]:
-    return [part for texts in thoughts for part in texts]
 
 
 # ---- the formats ---------------------------------------------------------------------------------
@@ -284,9 +275,12 @@ def find_format(name: str) -> ChatFormat:
     )
 
 
-def read_calls(text: str, chat_format: str = AUTO) -> list[ToolCall]:
+def read_calls(text: str) -> list[ToolCall]:
     """Returns the tool calls of a text. Raises MalformedCall for a malformed one."""
-    return find_format(chat_format).read(text).required_calls()
+    message = any_format().read(text)
+    if message.malformed:
+        raise MalformedCall(message.malformed)
+    return message.calls
 
 
 class UnknownMarks:

@@ -149,13 +149,14 @@ def _add(followed: list[_Followed], step: int, evaluation: Evaluation) -> None:
     followed[0].add(step, evaluation)
 
 
-def _is_removed(checkpoint: Path, tries: int = 50) -> bool:
+def _is_removed(checkpoint: Path) -> bool:
     """Returns whether the training has removed a checkpoint, or does so within the next seconds:
     its files are deleted one by one.
     """
-    while checkpoint.is_dir() and tries:
+    for _ in range(50):
+        if not checkpoint.is_dir():
+            return True
         time.sleep(0.1)
-        tries -= 1
     return not checkpoint.is_dir()
 
 

@@ -5,7 +5,6 @@ package's engine, with the weights of a run or of a Hugging Face folder.
 from __future__ import annotations
 
 import contextlib
-import math
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,8 +12,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING, Any, NamedTuple
-
-import jax
 
 from compass_jax.aliases import Tree
 from compass_jax.commands.options import Serve
@@ -33,7 +30,7 @@ from compass_jax.experience.evaluate import decoder_of
 from compass_jax.extras import how_to_install
 from compass_jax.machine import usable_bytes
 from compass_jax.memory import process_bytes
-from compass_jax.model.params import abstract_params
+from compass_jax.model.params import param_count
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.online import OnlineBatcher
 from compass_jax.rollout.sampling import Sampler
@@ -133,8 +130,8 @@ def with_lengths(options: Serve, model: ModelConfig) -> Serve:
         f" the {context} tokens of the model's context and the cache pages; lower one of them",
     )
     width = 1 if options.kv_quantize != "off" else {"float32": 4, "bfloat16": 2}[options.dtype]
-    weights = sum(math.prod(x.shape) for x in jax.tree.leaves(abstract_params(model, "float32")))
-    free = mesh_config(options).devices * (usable_bytes() - process_bytes()) - 4 * weights
+    free = mesh_config(options).devices * (usable_bytes() - process_bytes())
+    free -= 4 * param_count(model)
     sequence = (
         CACHE_SHARE * free / (max(options.slots, 1) * model.layers * model.cache_width * width)
     )

@@ -223,11 +223,11 @@ def check(options: commands.Check) -> int:
 def sample(options: commands.Sample) -> None:
     """Generates for a training run on another host."""
     from compass_jax.distributed import processes
-    from compass_jax.samplers.serve import run_sampler
+    from compass_jax.samplers.serve import SamplerLoop
 
     with processes():
         keep_compiled(options)
-        run_sampler(options.address, options.patience_s)
+        SamplerLoop(options.address, options.patience_s).run()
 
 
 def serve(options: commands.Serve) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from compass_jax.aliases import Inputs, Tree
-from compass_jax.config.seam import Seam, seam_class
+from compass_jax.config.seam import Seam
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,3 @@ class Advantage(Seam):
         those in groups whose raw rewards differ: rl/prepare.py handles uniform groups.
         """
         raise NotImplementedError(f"{type(self).__name__} has no responses(inputs)")
-
-
-def default_advantage() -> Advantage:
-    """Returns GRPO's advantage, divided by the standard deviation of the group."""
-    return seam_class(Advantage, "grpo")()

@@ -5,12 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
-from compass_jax.config.advantage import Advantage, default_advantage
-from compass_jax.config.correction import Correction, no_correction
+from compass_jax.config.advantage import Advantage
+from compass_jax.config.correction import Correction
 from compass_jax.config.errors import check
-from compass_jax.config.objective import Objective, default_objective
+from compass_jax.config.objective import Objective
 from compass_jax.config.ranges import Bound, Coefficient, CountOrOff, Range, Section, Tokens
 from compass_jax.config.sampling import ReplayConfig
+from compass_jax.config.seam import seam_class
 
 Strength = Annotated[float, Range(0, 1000, above=True, note="rl_zvp=False switches it off")]
 
@@ -66,11 +67,11 @@ class AlgorithmConfig(ReplayConfig):
 
     KEY: ClassVar[str] = "rl"
 
-    advantage: Advantage = field(default_factory=default_advantage)
+    advantage: Advantage = field(default_factory=lambda: seam_class(Advantage, "grpo")())
     """The advantage of a response within its group, and its settings."""
-    objective: Objective = field(default_factory=default_objective)
+    objective: Objective = field(default_factory=lambda: seam_class(Objective, "grpo")())
     """The policy objective and its settings."""
-    correction: Correction = field(default_factory=no_correction)
+    correction: Correction = field(default_factory=lambda: seam_class(Correction, "off")())
     """Correction of the mismatch between rollout and training."""
     shaping: ShapingConfig = field(default_factory=ShapingConfig)
     """Penalties on length and repetition (stage 3)."""

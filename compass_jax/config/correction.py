@@ -45,11 +45,6 @@ def named_correction(name: str, **settings: Json) -> Correction:
     return seam_class(Correction, name)(**settings)
 
 
-def no_correction() -> Correction:
-    """Returns the identity correction."""
-    return named_correction("off")
-
-
 def check_encloses_one(key: str, ratio_range: tuple[float, float]) -> None:
     """Raises ConfigError for a range of ratios that excludes 1 or is not positive."""
     low, high = ratio_range

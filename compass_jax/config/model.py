@@ -8,7 +8,8 @@ from typing import Annotated, ClassVar, Literal
 from compass_jax.config.errors import check
 from compass_jax.config.ranges import CountOrOff, Name, Range, Section, Share, Tokens
 from compass_jax.config.rope import RopeScaling, YarnRope
-from compass_jax.config.router import Router, default_router
+from compass_jax.config.router import Router
+from compass_jax.config.seam import seam_class
 
 Width = Annotated[int, Range(1, 2**20)]
 Heads = Annotated[int, Range(1, 65_536)]
@@ -28,7 +29,7 @@ class MoEConfig(Section):
     """Hidden width of one expert (number of channels; HF moe_intermediate_size)."""
     norm_top_k: bool = True
     """Divide the gate weights of the chosen experts by their sum (HF norm_topk_prob)."""
-    router: Router = field(default_factory=default_router)
+    router: Router = field(default_factory=lambda: seam_class(Router, "softmax")())
     """The choice of a token's experts and their gates: softmax, sigmoid, or your own class."""
     sparse_step: Annotated[int, Range(1, 1000)] = 1
     """Layer i is an MoE layer if i + 1 is a multiple of this count (HF decoder_sparse_step)."""

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from compass_jax.aliases import Inputs, Tree
 from compass_jax.config.ranges import Coefficient
-from compass_jax.config.seam import Seam, seam_class
+from compass_jax.config.seam import Seam
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,3 @@ class Objective(Seam):
         None: the objective does not group tokens.
         """
         return None
-
-
-def default_objective() -> Objective:
-    """Returns GRPO with its published settings, the objective of the preset `screened`."""
-    return seam_class(Objective, "grpo")()

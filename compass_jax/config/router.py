@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from compass_jax.aliases import Inputs, Tree
-from compass_jax.config.seam import Seam, seam_class
+from compass_jax.config.seam import Seam
 
 if TYPE_CHECKING:
     from compass_jax.config.model import MoEConfig
@@ -50,8 +50,3 @@ class Router(Seam):
 
     def check(self, moe: MoEConfig) -> None:
         """Raises ConfigError for settings that do not fit the layer; by default all do."""
-
-
-def default_router() -> Router:
-    """Returns the softmax router."""
-    return seam_class(Router, "softmax")()

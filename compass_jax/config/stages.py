@@ -98,7 +98,6 @@ class Prepare(BaseStage):
         self.settings.validate()
 
     def reads(self) -> Reads:
-        """Yields the input files."""
         for key in ("data", "against"):
             for i, path in enumerate(getattr(self.settings, key)):
                 yield f"settings.{key}[{i}]", path, False
@@ -124,7 +123,6 @@ class Distil(BaseStage):
         replace(self.settings, data=paths).validate()
 
     def reads(self) -> Reads:
-        """Yields the input files."""
         for i, path in enumerate(self.settings.data):
             if path.startswith(REFERENCE) or not is_name(path):
                 yield f"settings.data[{i}]", path, False
@@ -145,7 +143,6 @@ class Import(BaseStage):
     """GGUF file of the model."""
 
     def reads(self) -> Reads:
-        """Yields the input files."""
         yield "file", self.file, False
 
 
@@ -176,15 +173,12 @@ class _Training(BaseStage):
         return replace(self.run, init_from=REFERENCE + self.start) if self.start else self.run
 
     def starts(self) -> tuple[str, ...]:
-        """Returns the names of the stages whose weights it reads."""
         return (self.start,) if self.start else ()
 
     def reads(self) -> Reads:
-        """Yields the input files."""
         yield from _files_of(self.run.init_from, self.run.data, self.run.rewards)
 
     def filled(self, weights: Sequence[str], rows: Sequence[str]) -> Self:
-        """Returns the stage with its empty settings filled."""
         has_start = self.start or self.run.init_from or not weights
         return self if has_start else replace(self, start=weights[-1])
 
@@ -196,14 +190,12 @@ class Sft(_Training):
     """
 
     def reads(self) -> Reads:
-        """Yields the input files."""
         yield from super().reads()
         for key in ("files", "preferences"):
             for i, path in enumerate(getattr(self.run.sft, key)):
                 yield f"run.sft.{key}[{i}]", path, False
 
     def filled(self, weights: Sequence[str], rows: Sequence[str]) -> Self:
-        """Returns the stage with its empty settings filled."""
         stage, sft = super().filled(weights, rows), self.run.sft
         if not rows or sft.files or sft.procedural or sft.answers or sft.preferences:
             return stage
@@ -220,7 +212,6 @@ class Rl(_Training):
         self.started_run.validate_for_rl()
 
     def reads(self) -> Reads:
-        """Yields the input files."""
         yield from super().reads()
         if self.run.data.keep_file:
             yield "run.data.keep_file", self.run.data.keep_file, False
@@ -284,7 +275,6 @@ class TrainJudge(_Training):
         self.started_run.validate_for_rl()
 
     def reads(self) -> Reads:
-        """Yields the input files."""
         for i, path in enumerate(self.pairs):
             yield f"pairs[{i}]", path, False
         yield from super().reads()
@@ -323,7 +313,6 @@ class Mine(BaseStage):
     """Number of the last steps that are read; 0: all."""
 
     def reads(self) -> Reads:
-        """Yields the input files."""
         yield "rollouts", self.rollouts, False
 
 
@@ -358,7 +347,6 @@ class Merge(BaseStage):
         )
 
     def starts(self) -> tuple[str, ...]:
-        """Returns the names of the stages whose weights it reads."""
         return tuple(filter(None, (self.base, *self.parents)))
 
 
@@ -380,15 +368,12 @@ class Evaluate(BaseStage):
         )
 
     def starts(self) -> tuple[str, ...]:
-        """Returns the names of the stages whose weights it reads."""
         return self.of
 
     def reads(self) -> Reads:
-        """Yields the input files."""
         yield from _files_of(self.run.init_from, self.run.data, self.run.rewards)
 
     def filled(self, weights: Sequence[str], rows: Sequence[str]) -> Self:
-        """Returns the stage with its empty settings filled."""
         check(bool(self.of or weights), "no stage before it makes weights")
         return replace(self, of=self.of or tuple(weights))
 
@@ -404,11 +389,9 @@ class Export(BaseStage):
     """Stage whose weights are exported; empty: the nearest earlier stage that makes weights."""
 
     def starts(self) -> tuple[str, ...]:
-        """Returns the names of the stages whose weights it reads."""
         return (self.start,) if self.start else ()
 
     def filled(self, weights: Sequence[str], rows: Sequence[str]) -> Self:
-        """Returns the stage with its empty settings filled."""
         check(bool(self.start or weights), "no stage before it makes weights")
         return replace(self, start=self.start or weights[-1])
 

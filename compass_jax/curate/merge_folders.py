@@ -33,8 +33,7 @@ from compass_jax.weights.safetensors_io import (
     finite,
     not_finite,
     open_file,
-    plan_shards,
-    shard_names,
+    shard_files,
     write_json,
     write_shards,
 )
@@ -272,8 +271,7 @@ def _folders(paths: Sequence[str | Path], out: Path) -> Iterator[list[Path]]:
 def _layout(base: dict[str, Stored], shard_bytes: int | None) -> dict[str, list[str]]:
     """Returns file -> its tensors: as in the base, or in shards of at most `shard_bytes`."""
     if shard_bytes is not None:
-        shards = plan_shards({name: _bytes(stored) for name, stored in base.items()}, shard_bytes)
-        return dict(zip(shard_names(len(shards)), shards, strict=True))
+        return shard_files({name: _bytes(stored) for name, stored in base.items()}, shard_bytes)
     files: dict[str, list[str]] = defaultdict(list)
     for name, stored in base.items():
         files[stored.file.name].append(name)

@@ -3,26 +3,21 @@ with a selection bias and groups of experts, shared experts and dense first laye
 predict further tokens are ignored.
 """
 
-from __future__ import annotations
-
-from compass_jax.families.base import KEYS, MOE_KEYS, TENSORS, Attention, Family, renamed
-from compass_jax.families.glm4_moe import SHARED_KEYS, SIGMOID_KEYS
-from compass_jax.families.mla import MLA_KEYS, NOPE_KEY
+from compass_jax.families.base import COMMON, Attention, Family
+from compass_jax.families.fields import KEYS, MLA_KEYS, NOPE_KEY
+from compass_jax.families.glm4_moe import EXPERT_KEYS, SHARED_TENSORS, SIGMOID_KEYS
 
 FAMILY = Family(
     "deepseek_v3",
     "DeepseekV3ForCausalLM",
     keys=KEYS | {"head_dim": NOPE_KEY},
-    moe_keys=MOE_KEYS | SHARED_KEYS,
+    moe_keys=EXPERT_KEYS,
     mla_keys=MLA_KEYS,
-    tensors=renamed(TENSORS, {"mlp.shared_expert.": "mlp.shared_experts."}),
-    attention=(Attention(qk_norm=False, qkv_bias=False, o_bias=False),),
+    tensors=SHARED_TENSORS,
+    attention=(Attention(),),
     defaults={
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
+        **COMMON,
         "max_position_embeddings": 4096,
-        "rope_theta": 10_000.0,
         "rope_interleave": True,
         "num_key_value_heads": 128,
         "kv_lora_rank": 512,

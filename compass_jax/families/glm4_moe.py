@@ -2,17 +2,8 @@
 and rotary embeddings of half a head. Layers that predict further tokens are ignored.
 """
 
-from __future__ import annotations
-
-from compass_jax.families.base import (
-    FIRST_DENSE,
-    MOE_KEYS,
-    SHARED_COUNT,
-    TENSORS,
-    Attention,
-    Family,
-    renamed,
-)
+from compass_jax.families.base import COMMON, TENSORS, Attention, Family, renamed
+from compass_jax.families.fields import FIRST_DENSE, MOE_KEYS, SHARED_COUNT
 from compass_jax.families.rope import SCALED
 
 SIGMOID_KEYS = {
@@ -20,27 +11,22 @@ SIGMOID_KEYS = {
     "top_groups": "topk_group",
     "scale": "routed_scaling_factor",
 }
-SHARED_KEYS = {
+EXPERT_KEYS = MOE_KEYS | {
     "experts": "n_routed_experts",
     "dense_layers": FIRST_DENSE,
     "shared_ffn": SHARED_COUNT,
 }
+SHARED_TENSORS = renamed(TENSORS, {"mlp.shared_expert.": "mlp.shared_experts."})
 FAMILY = Family(
     "glm4_moe",
     "Glm4MoeForCausalLM",
-    moe_keys=MOE_KEYS | SHARED_KEYS,
-    tensors=renamed(TENSORS, {"mlp.shared_expert.": "mlp.shared_experts."}),
-    attention=tuple(
-        Attention(qk_norm=norm, qkv_bias=bias, o_bias=False)
-        for norm in (False, True)
-        for bias in (False, True)
-    ),
+    moe_keys=EXPERT_KEYS,
+    tensors=SHARED_TENSORS,
+    attention=tuple(Attention(norm, bias) for norm in (False, True) for bias in (False, True)),
     defaults={
-        "hidden_act": "silu",
+        **COMMON,
         "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
         "max_position_embeddings": 131_072,
-        "rope_theta": 10_000.0,
         "attention_bias": False,
         "use_qk_norm": False,
         "moe_intermediate_size": 1408,

@@ -2,9 +2,7 @@
 with a clipped activation, whose gate and up alternate in the columns of one tensor.
 """
 
-from __future__ import annotations
-
-from compass_jax.families.base import MOE_KEYS, TENSORS, Attention, Family, Tensor
+from compass_jax.families.base import COMMON, MOE_KEYS, TENSORS, Attention, Family, Tensor
 from compass_jax.families.rope import SCALED
 from compass_jax.families.windows import Windows
 
@@ -32,13 +30,12 @@ FAMILY = Family(
     moe_keys=MOE_KEYS | _EXPERTS,
     tensors={**TENSORS, **_TENSORS},
     attention=(
-        Attention(qk_norm=False, qkv_bias=True, o_bias=True, attention_sinks=True),
-        Attention(qk_norm=False, qkv_bias=False, o_bias=False, attention_sinks=True),
+        Attention(qkv_bias=True, o_bias=True, attention_sinks=True),
+        Attention(attention_sinks=True),
     ),
     defaults={
-        "hidden_act": "silu",
+        **COMMON,
         "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
         "max_position_embeddings": 131_072,
         "rope_theta": 150_000.0,
         "rope_scaling": {

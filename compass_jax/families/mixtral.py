@@ -2,9 +2,7 @@
 chosen experts' weights; its class divides them by their sum.
 """
 
-from __future__ import annotations
-
-from compass_jax.families.base import MOE_KEYS, TENSORS, Attention, Family, renamed
+from compass_jax.families.base import COMMON, MOE_KEYS, TENSORS, Attention, Family, renamed
 from compass_jax.families.rope import SCALED
 from compass_jax.families.windows import Windows
 
@@ -19,11 +17,10 @@ FAMILY = Family(
     "MixtralForCausalLM",
     moe_keys=MOE_KEYS | {"experts": "num_local_experts", "ffn": "intermediate_size"},
     tensors=renamed(TENSORS, _NAMES),
-    attention=(Attention(qk_norm=False, qkv_bias=False, o_bias=False),),
+    attention=(Attention(),),
     defaults={
-        "hidden_act": "silu",
+        **COMMON,
         "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
         "max_position_embeddings": 131_072,
         "rope_theta": 1_000_000.0,
         "num_experts_per_tok": 2,

@@ -1,8 +1,6 @@
 """OLMoE: experts in every layer; a norm of queries and keys covers all heads together."""
 
-from __future__ import annotations
-
-from compass_jax.families.base import MOE_KEYS, Attention, Family
+from compass_jax.families.base import COMMON, MOE_KEYS, Attention, Family
 from compass_jax.families.rope import SCALED
 
 FAMILY = Family(
@@ -10,15 +8,13 @@ FAMILY = Family(
     "OlmoeForCausalLM",
     moe_keys=MOE_KEYS | {"ffn": "intermediate_size"},
     attention=(
-        Attention(qk_norm=True, qkv_bias=False, o_bias=False, qk_norm_scope="projection"),
+        Attention(qk_norm=True, qk_norm_scope="projection"),
         Attention(qk_norm=True, qkv_bias=True, o_bias=True, qk_norm_scope="projection"),
     ),
     defaults={
-        "hidden_act": "silu",
+        **COMMON,
         "rms_norm_eps": 1e-5,
-        "tie_word_embeddings": False,
         "max_position_embeddings": 4096,
-        "rope_theta": 10_000.0,
         "attention_bias": False,
         "num_experts_per_tok": 8,
         "norm_topk_prob": False,

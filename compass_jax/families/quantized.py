@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from compass_jax.aliases import Json
 from compass_jax.families.raw import unsupported
 
 _SUPPORTED = (
@@ -15,7 +14,7 @@ _SUPPORTED = (
 )
 # Values that do not change how stored weights are read: modules that stay floats have no scales.
 _WITHOUT_EFFECT = {"modules_to_not_convert", "ignored_layers", "dequantize", "scale_fmt"}
-_KINDS: Mapping[str, Mapping[str, tuple[Json, ...]]] = {
+_KINDS: Mapping[str, Mapping[str, tuple[object, ...]]] = {
     "fp8": {
         "fmt": ("e4m3", None),
         "activation_scheme": ("dynamic", None),
@@ -25,11 +24,11 @@ _KINDS: Mapping[str, Mapping[str, tuple[Json, ...]]] = {
 }
 
 
-def quantization_problems(value: Json) -> list[str]:
+def quantization_problems(value: object) -> list[str]:
     """Returns a message for quantised weights of a kind that is not dequantised."""
+    fits = value is None
     if isinstance(value, dict) and str(value.get("quant_method")) in _KINDS:
         kinds = _KINDS[str(value["quant_method"])]
         fits = all(value.get(key) in allowed for key, allowed in kinds.items())
-        if fits and not value.keys() - kinds.keys() - _WITHOUT_EFFECT - {"quant_method"}:
-            return []
-    return [unsupported("quantization_config", value, _SUPPORTED)]
+        fits = fits and value.keys() <= {*kinds, *_WITHOUT_EFFECT, "quant_method"}
+    return [] if fits else [unsupported("quantization_config", value, _SUPPORTED)]

@@ -1,12 +1,11 @@
 """Qwen2, dense: queries, keys and values always have a bias; no QK norm."""
 
-from __future__ import annotations
+from compass_jax.families.base import COMMON, Attention, Family
 
-from compass_jax.families.base import QWEN, Attention, Family
-
+QWEN = {**COMMON, "max_position_embeddings": 32_768, "use_sliding_window": False}
 FAMILY = Family(
     "qwen2",
     "Qwen2ForCausalLM",
-    attention=(Attention(qk_norm=False, qkv_bias=True, o_bias=False),),
+    attention=(Attention(qkv_bias=True),),
     defaults=QWEN,
 )

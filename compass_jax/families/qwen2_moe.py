@@ -1,8 +1,7 @@
 """Qwen2 and Qwen1.5 with experts: one more expert, which every token takes, has a sigmoid gate."""
 
-from __future__ import annotations
-
-from compass_jax.families.base import MOE_KEYS, QWEN, Attention, Family
+from compass_jax.families.base import MOE_KEYS, Attention, Family
+from compass_jax.families.qwen2 import QWEN
 
 _SHARED = {
     "shared_ffn": "shared_expert_intermediate_size",
@@ -12,10 +11,7 @@ FAMILY = Family(
     "qwen2_moe",
     "Qwen2MoeForCausalLM",
     moe_keys=MOE_KEYS | _SHARED,
-    attention=(
-        Attention(qk_norm=False, qkv_bias=True, o_bias=False),
-        Attention(qk_norm=False, qkv_bias=False, o_bias=False),
-    ),
+    attention=(Attention(qkv_bias=True), Attention()),
     bias_key="qkv_bias",
     defaults={
         **QWEN,

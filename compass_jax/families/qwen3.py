@@ -1,8 +1,7 @@
 """Qwen3, dense. Its class has a default head size; those of the other families divide."""
 
-from __future__ import annotations
-
-from compass_jax.families.base import QWEN, Family
+from compass_jax.families.base import Family
+from compass_jax.families.qwen2 import QWEN
 
 FAMILY = Family(
     "qwen3",

@@ -1,8 +1,7 @@
 """Qwen3 with experts in some or all layers."""
 
-from __future__ import annotations
-
-from compass_jax.families.base import MOE_KEYS, QWEN, Family
+from compass_jax.families.base import MOE_KEYS, Family
+from compass_jax.families.qwen2 import QWEN
 
 _EXPERTS = {
     "num_experts_per_tok": 8,

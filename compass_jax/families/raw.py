@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple, TypeVar
 
 from compass_jax.aliases import Json, JsonObject
 from compass_jax.config.ranges import describe_value
@@ -10,6 +11,7 @@ from compass_jax.errors import UserError
 
 TOKEN_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 REQUIRED = object()
+T = TypeVar("T")
 
 
 class WeightsError(UserError):
@@ -34,7 +36,7 @@ class Raw(NamedTuple):
         """Returns the value of a field; None if it is absent or null."""
         return self.values.get(field)
 
-    def typed(self, field: str, kinds: tuple[type, ...], default: Json) -> Json:
+    def typed(self, field: str, kinds: tuple[type, ...], default: object) -> Json:
         """Returns the value of a field, one of `kinds`; `default` if it is absent. Raises
         WeightsError for another type.
         """
@@ -50,16 +52,16 @@ class Raw(NamedTuple):
             )
         return value
 
-    def integer(self, field: str, default: Json = REQUIRED) -> int:
+    def integer(self, field: str, default: object = REQUIRED) -> int:
         """Returns an integer. Raises WeightsError if it is absent and has no default."""
         return self.typed(field, (int,), default)
 
-    def number(self, field: str, default: Json = REQUIRED) -> float:
+    def number(self, field: str, default: object = REQUIRED) -> float:
         """Returns a float; infinity for a number beyond float's range."""
         value = self.typed(field, (float, int), default)
         return float(value) if abs(value) < 1e300 else float("inf")
 
-    def flag(self, field: str, default: Json = REQUIRED) -> bool:
+    def flag(self, field: str, default: object = REQUIRED) -> bool:
         """Returns a boolean."""
         return self.typed(field, (bool,), default)
 
@@ -73,12 +75,29 @@ class Raw(NamedTuple):
             if not all(type(i) is int and 0 <= i < vocab for i in ids):
                 raise WeightsError(
                     f"{self.where}: {name} = {describe_value(value)}, a token id from 0 to"
-                    f" {vocab - 1} is"
-                    " expected"
+                    f" {vocab - 1} is expected"
                 )
         return ids_by_name
 
 
-def unsupported(field: str, value: Json, supported: str) -> str:
+def unsupported(field: str, value: object, supported: str) -> str:
     """Returns the message about a field whose value changes the maths."""
     return f"{field} = {describe_value(value)} is not supported (supported: {supported})"
+
+
+def refuse(where: str, problems: list[str]) -> None:
+    """Raises UnsupportedModel, with all problems of a config.json, if there are any."""
+    if len(problems) == 1:
+        raise UnsupportedModel(f"{where}: {problems[0]}")
+    if problems:
+        raise UnsupportedModel("\n  ".join([f"{where} is not supported:", *problems]))
+
+
+def agreed(values: Iterable[T], default: T, problem: str) -> T:
+    """Returns the value that several keys give, `default` if none gives one. Raises WeightsError,
+    saying `problem`, for different values.
+    """
+    different = set(values)
+    if len(different) > 1:
+        raise WeightsError(problem)
+    return next(iter(different), default)

@@ -1,5 +1,6 @@
-"""Rotary embeddings in a Hugging Face `config.json`: their base and their scaling, in the spelling
-of the hub (`rope_theta`, `rope_scaling`) and in that of transformers 5 (`rope_parameters`).
+"""Rotary embeddings in a Hugging Face `config.json`: their base, their scaling and the part of a
+head that they turn, in the spelling of the hub (`rope_theta`, `rope_scaling`) and in that of
+transformers 5 (`rope_parameters`).
 """
 
 from __future__ import annotations
@@ -7,9 +8,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 
-from compass_jax.aliases import Json, JsonMapping, JsonObject, Settings
-from compass_jax.config import LinearRope, Llama3Rope, RopeScaling, YarnRope
-from compass_jax.families.raw import Raw, WeightsError, unsupported
+from compass_jax.aliases import JsonMapping, JsonObject, Settings
+from compass_jax.config import LinearRope, Llama3Rope, ModelConfig, RopeScaling, YarnRope
+from compass_jax.families.raw import Raw, agreed, unsupported
 
 _ORIGINAL = "original_max_position_embeddings"
 _PLACES = ("rope_scaling", "rope_parameters")
@@ -24,27 +25,21 @@ CLASSES: Mapping[str, type[Settings]] = {
 SCALED = tuple(CLASSES)
 
 
-def _key(field: str) -> str:
-    """Returns the key of config.json for a field of a scaling's class."""
-    return _ORIGINAL if field == "original_positions" else field
+def _keys(kind: str) -> dict[str, dataclasses.Field]:
+    """Returns the keys of config.json for a type of scaling, with the fields of its class."""
+    fields = dataclasses.fields(CLASSES[kind])
+    return {_ORIGINAL if x.name == "original_positions" else x.name: x for x in fields}
 
 
-def rope_problems(
-    declared: JsonObject, scaled: tuple[str, ...], partial: bool = False
-) -> list[str]:
+def rope_problems(declared: JsonObject, scaled: tuple[str, ...], partial: bool) -> list[str]:
     """Returns a message for rotary embeddings that are partial (unless the class has such), are
     scaled in a way that is not among the types `scaled`, or have an unknown key, which would change
     the angles.
     """
     lines = []
-    for field in _PLACES:
-        rope = declared.get(field)
-        if rope is None:
-            continue
+    for field, rope in ((x, declared[x]) for x in _PLACES if x in declared):
         types = _types(rope)
-        known = _PLAIN_KEYS | {
-            _key(x.name) for t in types & set(scaled) for x in dataclasses.fields(CLASSES[t])
-        }
+        known = _PLAIN_KEYS.union(*(_keys(kind) for kind in types & set(scaled)))
         if (
             not isinstance(rope, dict)
             or not set(rope) <= known
@@ -58,7 +53,7 @@ def rope_problems(
     return lines
 
 
-def _types(rope: Json) -> set[str]:
+def _types(rope: object) -> set[str]:
     """Returns the types that rope_type and type name; they are alike in a sound file."""
     if not isinstance(rope, dict):
         return {"default"}  # `rope_problems` refuses it
@@ -66,61 +61,44 @@ def _types(rope: Json) -> set[str]:
     return {name for name in names if isinstance(name, str)} or {"default"}
 
 
-def rope_theta(raw: Raw, default: Json) -> float:
-    """Returns the base of rotary embeddings. Raises WeightsError where two fields disagree."""
-    thetas = {
-        field: Raw(values, f"{raw.where}: {field}").number("rope_theta")
-        for field, values in thetas_of(raw.values).items()
-    }
-    if len(set(thetas.values())) > 1:
-        raise WeightsError(
-            f"{raw.where}: "
-            + " and ".join(f"{field} gives rope_theta = {value}" for field, value in thetas.items())
-            + "; they disagree"
-        )
-    return next(iter(thetas.values()), default)
+def read_rope(declared: Raw, defaults: JsonMapping, positions: int, fraction: float) -> JsonObject:
+    """Returns the fields of ModelConfig; `positions` and `fraction` are the model's longest
+    sequence and the class's default fraction of a head. Raises WeightsError for a missing or
+    malformed value, and where two places disagree.
 
-
-def rotary_fraction(raw: Raw, default: float) -> float:
-    """Returns the fraction of a head that rotary embeddings turn. Raises WeightsError where two
-    fields disagree.
+    `declared` lacks the defaults: the default rope_theta could disagree with rope_parameters.
     """
-    places = {"config.json": raw.values} | {x: raw.values[x] for x in _PLACES if x in raw.values}
-    fractions = {
-        Raw(values, f"{raw.where}: {name}").number(PARTIAL)
-        for name, values in places.items()
-        if isinstance(values, dict) and values.get(PARTIAL) is not None
-    }
-    if len(fractions) > 1:
-        raise WeightsError(f"{raw.where}: {PARTIAL} is {' and '.join(map(str, sorted(fractions)))}")
-    return next(iter(fractions), default)
-
-
-def thetas_of(declared: JsonObject) -> dict[str, JsonObject]:
-    """Returns the objects of config.json that have a rope_theta, by name."""
-    places = [("rope_theta", declared)]
-    places += [(field, declared[field]) for field in _PLACES if field in declared]
+    thetas = {name: x.number("rope_theta") for name, x in places(declared, "rope_theta").items()}
+    fractions = {x.number(PARTIAL) for x in places(declared, PARTIAL).values()}
+    where, theta = declared.where, defaults.get("rope_theta")
+    gives = " and ".join(f"{name} gives rope_theta = {value}" for name, value in thetas.items())
+    listed = " and ".join(map(str, sorted(fractions)))
     return {
-        field: values
-        for field, values in places
-        if isinstance(values, dict) and values.get("rope_theta") is not None
+        "rope_theta": agreed(thetas.values(), theta, f"{where}: {gives}; they disagree"),
+        "rope_scaling": _read_scaling(declared, defaults, positions),
+        "rotary_fraction": agreed(fractions, fraction, f"{where}: {PARTIAL} is {listed}"),
     }
 
 
-def rope_scaling(raw: Raw, max_positions: int, defaults: JsonMapping) -> RopeScaling | None:
-    """Returns the scaling of rotary embeddings in config.json, or else the one in `defaults`.
-    Raises WeightsError for a missing or malformed value, and where two fields disagree.
+def places(declared: Raw, key: str) -> dict[str, Raw]:
+    """Returns the objects of config.json that have a value for a key of rotary embeddings: the file
+    itself, named by the key, rope_scaling and rope_parameters.
     """
-    if all(raw.get(field) is None for field in _PLACES) and "rope_scaling" in defaults:
-        raw = Raw(raw.values | {"rope_scaling": defaults["rope_scaling"]}, raw.where)
-    scalings = {
-        field: _scaling(Raw(raw.values[field], f"{raw.where}: {field}"), raw, max_positions)
-        for field in _PLACES
-        if raw.get(field) is not None
+    objects = {key: declared.values} | {x: declared.get(x) for x in _PLACES}
+    return {
+        name: Raw(x, f"{declared.where}: {name}")
+        for name, x in objects.items()
+        if isinstance(x, dict) and x.get(key) is not None
     }
-    if len(set(scalings.values())) > 1:
-        raise WeightsError(f"{raw.where}: rope_scaling and rope_parameters disagree; remove one")
-    return next(iter(scalings.values()), None)
+
+
+def _read_scaling(raw: Raw, defaults: JsonMapping, positions: int) -> RopeScaling | None:
+    values = {x: raw.get(x) for x in _PLACES if raw.get(x) is not None}
+    if not values and "rope_scaling" in defaults:
+        values = {"rope_scaling": defaults["rope_scaling"]}
+    ropes = [Raw(value, f"{raw.where}: {name}") for name, value in values.items()]
+    message = f"{raw.where}: rope_scaling and rope_parameters disagree; remove one"
+    return agreed((_scaling(rope, raw, positions) for rope in ropes), None, message)
 
 
 def _scaling(rope: Raw, raw: Raw, max_positions: int) -> RopeScaling | None:
@@ -129,42 +107,36 @@ def _scaling(rope: Raw, raw: Raw, max_positions: int) -> RopeScaling | None:
     if kind == "default":
         return None
     values: JsonObject = {}
-    for field in dataclasses.fields(CLASSES[kind]):
-        key = _key(field.name)
+    for key, field in _keys(kind).items():
         if key == _ORIGINAL:
-            values[field.name] = _original_positions(rope, raw, max_positions)
-        elif field.name == "truncate":
-            values[field.name] = rope.flag(key, field.default)
+            # the scaling's object, the top level of config.json, or else the model's longest
+            lengths = [x.integer(_ORIGINAL) for x in (rope, raw) if x.get(_ORIGINAL) is not None]
+            message = (
+                f"{raw.where}: {_ORIGINAL} = {raw.get(_ORIGINAL)}, and {rope.get(_ORIGINAL)} in"
+                f" {rope.where.rpartition(' ')[2]}; they disagree"
+            )
+            values[field.name] = agreed(lengths, max_positions, message)
         elif field.default is dataclasses.MISSING or rope.get(key) is not None:
-            values[field.name] = rope.number(key)
+            read = rope.flag if key == "truncate" else rope.number
+            values[field.name] = read(key)
     return CLASSES[kind](**values)
 
 
-def _original_positions(rope: Raw, raw: Raw, max_positions: int) -> int:
-    """Returns the longest sequence of pretraining: from the scaling's object, from the top level of
-    config.json, or else the model's `max_positions`. Raises WeightsError where two disagree.
-    """
-    positions = {
-        place.integer(_ORIGINAL) for place in (rope, raw) if place.get(_ORIGINAL) is not None
-    }
-    if len(positions) > 1:
-        raise WeightsError(
-            f"{raw.where}: {_ORIGINAL} = {raw.get(_ORIGINAL)}, and {rope.get(_ORIGINAL)} in"
-            f" {rope.where.rpartition(' ')[2]}; they disagree"
-        )
-    return next(iter(positions), max_positions)
+def written_rope(config: ModelConfig, defaults: JsonMapping, partial: bool) -> JsonObject:
+    """Returns the keys of config.json. A scaling of null is the class's in `defaults`."""
+    scaling, values = config.rope_scaling, None
+    if scaling is not None:
+        values = {"rope_type": rope_type(scaling)}
+        # A default of null or 0 means that the key is not set.
+        for key, field in _keys(rope_type(scaling)).items():
+            if (value := getattr(scaling, field.name)) or field.default:
+                values[key] = value
+    elif "rope_scaling" in defaults:
+        values = {"rope_type": "default"}
+    fraction = {PARTIAL: config.rotary_fraction} if partial else {}
+    return {"rope_theta": config.rope_theta, "rope_scaling": values, **fraction}
 
 
-def written_scaling(
-    scaling: RopeScaling | None, defaults: JsonMapping | None = None
-) -> JsonObject | None:
-    """Returns the value of `rope_scaling` in config.json; null is no scaling unless the class has
-    one in `defaults`.
-    """
-    if scaling is None:
-        return {"rope_type": "default"} if "rope_scaling" in (defaults or {}) else None
-    kind = next(name for name, cls in CLASSES.items() if isinstance(scaling, cls))
-    values = {_key(name): value for name, value in dataclasses.asdict(scaling).items()}
-    optional = {"attention_factor": None, "mscale": 0.0, "mscale_all_dim": 0.0}
-    absent = [key for key, value in optional.items() if values.get(key, ...) == value]
-    return {"rope_type": kind} | {key: x for key, x in values.items() if key not in absent}
+def rope_type(scaling: RopeScaling) -> str:
+    """Returns the type of a scaling in config.json."""
+    return next(name for name, cls in CLASSES.items() if isinstance(scaling, cls))

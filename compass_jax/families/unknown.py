@@ -7,8 +7,7 @@ from collections.abc import Collection
 
 from compass_jax.aliases import JsonObject
 from compass_jax.families.base import Family
-from compass_jax.families.keys import NEUTRAL, says_no_maths
-from compass_jax.families.raw import WeightsError, unsupported
+from compass_jax.families.raw import unsupported
 
 # other classes' names of the sizes that a family file can rename
 _SIZE = re.compile(
@@ -31,45 +30,29 @@ def unknown_type(
     sizes is beyond the nearest family. `is_users`: the family is the user's, as in --family.
     `problems`: reasons found before.
     """
-    known = " | ".join(family.model_type for family in families)
-    candidates = [family for family in families if _kind(family) == _kind_of_model(raw, families)]
-    readings = [_Reading(family, raw) for family in candidates or families]
-    nearest = min(readings, key=lambda reading: len("".join(reading.lines)))
-    helps = not (is_users or problems or nearest.has_other_maths)
-    kind = unsupported("model_type", raw.get("model_type"), known)
-    if helps:
-        kind = kind.removesuffix(")") + f"; {_FAMILY_FILE})"
-    if is_users or not nearest.lines:
-        return [kind, *problems]
-    return [kind, *problems, f"read as {nearest.name}, the nearest family:", *nearest.lines]
-
-
-def _kind(family: Family) -> tuple[bool, bool]:
-    """Returns whether a family has experts, and multi-head latent attention."""
-    return family.moe_keys is not None, family.mla_keys is not None
-
-
-def _kind_of_model(raw: JsonObject, families: Collection[Family]) -> tuple[bool, bool]:
-    """Returns `_kind` by the keys of a config.json."""
+    declared = {key: value for key, value in raw.items() if value is not None}
     experts = {family.moe_keys["experts"] for family in families if family.moe_keys}
     ranks = {family.mla_keys["kv_rank"] for family in families if family.mla_keys}
-    return not experts.isdisjoint(raw), not ranks.isdisjoint(raw)
+    kind = not experts.isdisjoint(raw), not ranks.isdisjoint(raw)
+    similar = [x for x in families if (x.moe_keys is not None, x.mla_keys is not None) == kind]
+    readings = [(family, _problems(family, declared)) for family in similar or families]
+    nearest, lines = min(readings, key=lambda reading: len("".join(reading[1])))
+    known = " | ".join(family.model_type for family in families)
+    first = unsupported("model_type", raw.get("model_type"), known)
+    if not (is_users or problems or _has_other_maths(nearest, declared, lines)):
+        first = first.removesuffix(")") + f"; {_FAMILY_FILE})"
+    if is_users or not lines:
+        return [first, *problems]
+    return [first, *problems, f"read as {nearest.model_type}, the nearest family:", *lines]
 
 
-class _Reading:
-    """A config.json, read as one of a family's."""
+def _problems(family: Family, declared: JsonObject) -> list[str]:
+    named = {"model_type": family.model_type, "architectures": [family.architecture]}
+    return family.problems(declared | named, "config.json")
 
-    def __init__(self, family: Family, raw: JsonObject):
-        self.name = family.model_type
-        declared = {key: value for key, value in raw.items() if value is not None}
-        constants = {**family.fixed, **family.served}
-        known = {*family.read_keys, *family.unread, *constants, *NEUTRAL}
-        unread = [key for key in declared if key not in known and not says_no_maths(key)]
-        named = {**declared, "model_type": self.name, "architectures": [family.architecture]}
-        try:
-            self.lines = family.problems(named, "config.json")
-        except WeightsError as error:
-            self.lines = [str(error)]
-        absent = [line for line in self.lines if line.startswith("it has no ")]
-        values = len(self.lines) - len(absent) - bool(unread)
-        self.has_other_maths = values > 0 or not all(map(_SIZE.fullmatch, unread))
+
+def _has_other_maths(family: Family, declared: JsonObject, lines: Collection[str]) -> bool:
+    """Returns whether something besides names of sizes is beyond the family."""
+    keys = family.unknown_keys(declared)
+    absent = sum(line.startswith("it has no ") for line in lines)
+    return len(lines) > absent + bool(keys) or not all(map(_SIZE.fullmatch, keys))

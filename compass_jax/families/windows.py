@@ -27,24 +27,20 @@ class Windows(NamedTuple):
     def problems(self, raw: Raw) -> list[str]:
         """Returns a message for each key that says otherwise."""
         window, used = raw.get("sliding_window"), raw.get("use_sliding_window")
-        kinds, lines = raw.get("layer_types"), []
-        if not self.acts and used not in (None, False):
-            hint = "false; every layer attends to the whole sequence"
-            lines.append(unsupported("use_sliding_window", used, hint))
-        if not self.acts and window is not None and used is not False:
-            hint = "null, or use_sliding_window false; every layer attends to the whole sequence"
-            lines.append(unsupported("sliding_window", window, hint))
-        if self.acts and window is not None and used not in (None, True):
-            hint = f"absent, because the window of {window} acts all the same; or a null window"
-            lines.append(unsupported("use_sliding_window", used, hint))
-        kind = _SLIDING if self.acts and window is not None else _FULL
-        allowed = {kind, _FULL} if self.by_layer else {kind}
-        if kinds is not None and (
-            not isinstance(kinds, list) or any(one not in allowed for one in kinds)
-        ):
-            hint = f"{' or '.join(map(repr, sorted(allowed)))} in every layer"
-            lines.append(unsupported("layer_types", kinds, hint))
-        return lines
+        kinds, limited = raw.get("layer_types"), self.acts and window is not None
+        allowed = sorted({_SLIDING if limited else _FULL, *([_FULL] if self.by_layer else [])})
+        is_allowed = isinstance(kinds, list) and all(kind in allowed for kind in kinds)
+        names = " or ".join(map(repr, allowed))
+        full = "false; every layer attends to the whole sequence"
+        acts = f"absent, because the window of {window} acts all the same; or a null window"
+        ignored = window is None or used is False
+        rules = (
+            ("use_sliding_window", self.acts or used in (None, False), full),
+            ("sliding_window", self.acts or ignored, f"null, or use_sliding_window {full}"),
+            ("use_sliding_window", not limited or used in (None, True), acts),
+            ("layer_types", kinds is None or is_allowed, f"{names} in every layer"),
+        )
+        return [unsupported(key, raw.get(key), hint) for key, fits, hint in rules if not fits]
 
     def read(self, raw: Raw, layers: int, key: str) -> JsonObject:
         """Returns the fields of ModelConfig; `key` is that of `layers`. Raises WeightsError for

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from types import FrameType
-from typing import Any
 
 from rich.console import Console
 
@@ -22,7 +21,7 @@ from compass_jax.pipeline.record import DONE, Record
 from compass_jax.pipeline.results import report, results, results_table, status_table
 from compass_jax.processes.start import import_path, module_command
 from compass_jax.runs.rundir import FolderLock
-from compass_jax.runs.signals import NUMBERS
+from compass_jax.runs.signals import SignalHandler
 
 Do = Callable[[Record, Stage], int]
 
@@ -31,7 +30,7 @@ class StageEnded(CompassError, RuntimeError):
     """The system ended the process of a stage; the message names the signal."""
 
 
-class OwnProcess:
+class OwnProcess(SignalHandler):
     """Runs a stage in a child process, which ends with this one, and forwards SIGINT and SIGTERM to
     it.
 
@@ -43,15 +42,6 @@ class OwnProcess:
         self.cache = cache
         self.asked = 0  # number of the last signal, or 0
         self._child: subprocess.Popen[bytes] | None = None
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> OwnProcess:
-        self._before = {number: signal.signal(number, self._handle) for number in NUMBERS}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
 
     def __call__(self, record: Record, stage: Stage) -> int:
         """Returns the exit status of the stage's process. Raises StageEnded if it was killed."""

@@ -233,7 +233,6 @@ class SharedScorer(ScorerWrapper):
 
     @property
     def outstanding(self) -> int:
-        """Number of samples submitted and not yet collected."""
         return len(self._keys)
 
     def collect(self, block: bool) -> list[tuple[Any, Score]]:
@@ -293,7 +292,6 @@ class EpisodeScorer(ScorerWrapper):
 
     @property
     def outstanding(self) -> int:
-        """Number of samples submitted and not yet collected."""
         return len(self._asked) + self._scorer.outstanding
 
     def collect(self, block: bool) -> list[tuple[Any, Score]]:

@@ -9,7 +9,7 @@ import signal
 import sys
 import threading
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 STATUSES = tuple(128 + number for number in NUMBERS)
@@ -31,7 +31,24 @@ def hide_slow_compile_notes() -> None:
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 
-class Ending:
+class SignalHandler:
+    """A context in which the main thread handles SIGINT and SIGTERM by `_handle`."""
+
+    def __enter__(self) -> Self:
+        self._before: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():  # no other thread may
+            self._before = {number: signal.signal(number, self._handle) for number in NUMBERS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, before in self._before.items():
+            signal.signal(number, before)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        raise NotImplementedError
+
+
+class Ending(SignalHandler):
     """A context for a command that has nothing to save: a signal ends the process at once, with one
     line.
 
@@ -42,16 +59,6 @@ class Ending:
 
     def __init__(self, name: str):
         self.name = name
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Ending:
-        if threading.current_thread() is threading.main_thread():  # no other thread may
-            self._before = {number: signal.signal(number, self._handle) for number in NUMBERS}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, before in self._before.items():
-            signal.signal(number, before)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         words = f"{self.name}: ended by {signal.Signals(number).name}\n"

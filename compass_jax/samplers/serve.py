@@ -378,8 +378,3 @@ def _outward(host: str) -> str:
 @partial(jax.jit, static_argnums=0, donate_argnums=1)
 def _stored(engine: Engine, store: Tree, row: Tree, routes: Tree) -> Tree:
     return lay(engine.placement, store.at[row].set(routes), "batch")
-
-
-def run_sampler(address: str, patience_s: float) -> None:
-    """Samples for the training at `address` until it ends."""
-    SamplerLoop(address, patience_s).run()

@@ -157,14 +157,14 @@ def one_of(*values: Json) -> Rule:
     return rule
 
 
-def number_in(low: float, high: float, words: str, above: bool = False) -> Rule:
-    """Returns a rule that accepts numbers from `low` to `high`, with `above` excluding `low`.
-    `words` describes the range.
+def number_in(high: float, words: str, above: bool = False) -> Rule:
+    """Returns a rule that accepts numbers from 0, with `above` excluding it, to `high`. `words`
+    describes the range.
     """
 
     def rule(value: Json) -> str:
         good = isinstance(value, int | float) and not isinstance(value, bool)
-        good = good and low <= value <= high and not (above and value == low)
+        good = good and 0 <= value <= high and not (above and value == 0)
         return "" if good else f" must be a number{words}"
 
     return rule

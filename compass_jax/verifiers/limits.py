@@ -19,8 +19,8 @@ class OutOfTime(CompassError, RuntimeError):
 
 
 @contextmanager
-def processor_time(seconds: float = CHECK_S) -> Iterator[None]:
-    """Returns a context that raises OutOfTime after `seconds` of this process's processor time.
+def processor_time() -> Iterator[None]:
+    """Returns a context that raises OutOfTime after CHECK_S of this process's processor time.
 
     Only a main thread can be interrupted; in others there is no limit.
     """
@@ -29,11 +29,11 @@ def processor_time(seconds: float = CHECK_S) -> Iterator[None]:
         return
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise OutOfTime(f"more than {seconds:g} s of processor time")
+        raise OutOfTime(f"more than {CHECK_S:g} s of processor time")
 
     before = signal.signal(signal.SIGVTALRM, stop)
     try:
-        signal.setitimer(signal.ITIMER_VIRTUAL, seconds, _AGAIN_S)
+        signal.setitimer(signal.ITIMER_VIRTUAL, CHECK_S, _AGAIN_S)
         yield
     finally:
         signal.setitimer(signal.ITIMER_VIRTUAL, 0)

@@ -25,24 +25,8 @@ from compass_jax.config.io import differences
 from compass_jax.sharding import everywhere, put
 from compass_jax.weights import disk, sound
 from compass_jax.weights.manifest import ARRAYS, CheckpointError, Manifest
-from compass_jax.weights.sound import ValidCheckpoint, find, set_aside
+from compass_jax.weights.sound import ValidCheckpoint, find
 from compass_jax.weights.writer import Checkpoints, flatten
-
-__all__ = [
-    "CheckpointError",
-    "CheckpointMismatch",
-    "Checkpoints",
-    "Manifest",
-    "ValidCheckpoint",
-    "find",
-    "latest",
-    "locate",
-    "read_manifest",
-    "read_meta",
-    "restore",
-    "save",
-    "set_aside",
-]
 
 _SHOWN = 5  # differences named in a message
 
@@ -114,8 +98,10 @@ def restore(
     # Arrays without elements are in no checkpoint (orbax refuses them), so they are made here.
     flat = {k: jnp.zeros(x.shape, x.dtype) for k, x in requested.items() if not x.size}
     flat = {k: x if shardings[k] is None else put(x, shardings[k]) for k, x in flat.items()}
+    # one key-value store of all leaves, which needs few files
+    handler = ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=False)
     try:
-        with disk.told_once(), _checkpointer() as orbax:
+        with disk.told_once(), ocp.Checkpointer(handler) as orbax:
             request = ocp.args.PyTreeRestore(
                 item=stored, restore_args=restore_args, partial_restore=subset
             )
@@ -159,19 +145,12 @@ def read_manifest(path: str | os.PathLike, step: int | None = None) -> Manifest:
     return find(path, step, tell=None, contents=False).manifest
 
 
-def read_meta(path: str | os.PathLike, step: int | None = None) -> dict:
+def read_meta(path: str | os.PathLike) -> dict:
     """Returns the host-side state of the checkpoint that `read_manifest` selects.
 
     Raises CheckpointError.
     """
-    return find(path, step, tell=None, contents=False).meta()
-
-
-def _checkpointer() -> ocp.Checkpointer:
-    """Returns a checkpointer that stores all leaves in one key-value store, which needs few
-    files.
-    """
-    return ocp.Checkpointer(ocp.PyTreeCheckpointHandler(use_ocdbt=True, use_zarr3=False))
+    return find(path, tell=None, contents=False).meta()
 
 
 def _compare_models(where: Path, saved: ModelConfig, expected: ModelConfig) -> None:

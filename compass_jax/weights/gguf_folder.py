@@ -29,8 +29,7 @@ from compass_jax.weights.new_folder import new_folder
 from compass_jax.weights.safetensors_io import (
     DTYPES,
     finite,
-    plan_shards,
-    shard_names,
+    shard_files,
     write_json,
     write_shards,
 )
@@ -170,11 +169,9 @@ def import_gguf(source: str | Path, out: str | Path, dtype: str = "float32") -> 
     _check_tensors(file, places, shapes)
     folder, size = Path(out).absolute(), jnp.dtype(dtype).itemsize
     sizes = {name: math.prod(shape) * size for name, shape in shapes.items()}
-    shards = plan_shards(sizes, 4_000_000_000)
     tokenizer = tokenizer_files(file.metadata, str(source))
     with new_folder(folder, sum(sizes.values())) as temporary:
-        files = dict(zip(shard_names(len(shards)), shards, strict=True))
-        write_shards(temporary, files, _tensors(file, places, raw, dtype))
+        write_shards(temporary, shard_files(sizes), _tensors(file, places, raw, dtype))
         ids = {name: raw.get(name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
         write_json(temporary / "config.json", write_hf_config(config, dtype, ids))
         for name, content in tokenizer.items():

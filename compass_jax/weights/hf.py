@@ -32,13 +32,13 @@ from compass_jax.weights.lazy import LazyArray
 from compass_jax.weights.new_folder import new_folder
 from compass_jax.weights.safetensors_io import (
     DTYPES,
+    MOST_BYTES,
     Stored,
     finite,
     open_file,
-    plan_shards,
     read_headers,
     same_tensor,
-    shard_names,
+    shard_files,
     widest,
     write_files,
     write_index,
@@ -77,10 +77,6 @@ class TensorLeaf(NamedTuple):
         """The axes of the leaf in the order of its tensors on disk."""
         outer, inner = range(self.names.ndim), range(self.names.ndim, len(self.spec.shape))
         return (*outer, *(reversed(inner) if self.tensor.transposed else inner))
-
-    def stored_type(self, stored: Mapping[str, Stored]) -> str:
-        """Returns the float type that holds the leaf's tensors exactly."""
-        return widest({stored[name].dtype for name in self.names.flat})
 
     def stored_at(self, at: tuple[int, ...], stored: Mapping[str, Stored]) -> Stored:
         """Returns where the tensor of an index of `names`, or an expert's part of it, lies."""
@@ -161,7 +157,10 @@ def lazy_params(
     """
     stored = checked_headers(folder, config, vocab_rows)
     leaves, structure = tensor_leaves(config)
-    dtypes = [leaf.spec.dtype(param_dtype or leaf.stored_type(stored)) for leaf in leaves]
+    dtypes = [
+        leaf.spec.dtype(param_dtype or widest({stored[name].dtype for name in leaf.names.flat}))
+        for leaf in leaves
+    ]
     return structure.unflatten(
         LazyArray(leaf.spec.shape, dtype, partial(_read_block, leaf, stored, dtype), leaf.axes)
         for leaf, dtype in zip(leaves, dtypes, strict=True)
@@ -411,8 +410,13 @@ def save_params(
     if isinstance(ends := ids.get("eos_token_id"), list):  # only ids that the model can emit
         ids["eos_token_id"] = [i for i in ends if i < config.vocab_size] or None
     description = write_hf_config(config, dtype or str(params["embed"].dtype), ids)
-    total = sum(math.prod(x.spec.shape) * kind.itemsize for x, kind in zip(leaves, kinds))
-    files = _files(leaves, kinds, shard_bytes or min(max(total // 16, 2**28), 4_000_000_000))
+    sizes = {
+        name: math.prod(leaf.tensor_shape) * kind.itemsize
+        for leaf, kind in zip(leaves, kinds, strict=True)
+        for name in leaf.names.flat
+    }
+    total = sum(sizes.values())
+    files = shard_files(sizes, shard_bytes or min(max(total // 16, 2**28), MOST_BYTES))
     number, count = process_index_and_count()
     own_files = dict(list(files.items())[number::count])
     # In the order of `own_files`, as `write_files` needs them.
@@ -427,19 +431,6 @@ def save_params(
 
         in_main_process(write_the_rest)
     return folder
-
-
-def _files(
-    leaves: list[TensorLeaf], kinds: list[np.dtype], shard_bytes: int
-) -> dict[str, list[str]]:
-    """Returns file -> names of its tensors, in shards of at most `shard_bytes`."""
-    sizes = {
-        name: math.prod(leaf.tensor_shape) * kind.itemsize
-        for leaf, kind in zip(leaves, kinds, strict=True)
-        for name in leaf.names.flat
-    }
-    shards = plan_shards(sizes, shard_bytes)
-    return dict(zip(shard_names(len(shards)), shards, strict=True))
 
 
 def _tensors(

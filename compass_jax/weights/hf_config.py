@@ -8,26 +8,20 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from compass_jax import untrusted
 from compass_jax.aliases import JsonObject
 from compass_jax.config import ModelConfig
 from compass_jax.config.foreign import hub_hint
-from compass_jax.families.base import in_one
 from compass_jax.families.find import built_in, find
-from compass_jax.families.raw import TOKEN_IDS, Raw, UnsupportedModel, WeightsError
+from compass_jax.families.raw import TOKEN_IDS, Raw, WeightsError, refuse
 from compass_jax.families.unknown import unknown_type
-from compass_jax.token_ids import declared_tokens, end_ids, tokenizer_config
+from compass_jax.token_ids import declared_tokens, end_ids, read_object, tokenizer_config
 
 
 def read_json(path: Path) -> JsonObject:
     """Reads a JSON object from a file. Raises WeightsError if the file is missing or
     `untrusted.parse_json` refuses it.
     """
-    # tokenizer_config.json writes 10**30 for an unlimited length.
-    raw = untrusted.read_json(path, error=WeightsError, most_digits=40)
-    if not isinstance(raw, dict):
-        raise WeightsError(f"{path} holds a {type(raw).__name__}, a JSON object is expected")
-    return raw
+    return read_object(path, WeightsError)
 
 
 def read_hf_config(folder: str | Path, family: str | None = None) -> ModelConfig:
@@ -102,8 +96,7 @@ def _families_named(
     known = built_in() if family is None else {family: find(family)}
     names = [name for name, item in known.items() if item.model_type == raw.get("model_type")]
     if not names:
-        reasons = unknown_type(raw, known.values(), family is not None, problems)
-        raise UnsupportedModel(in_one(where, reasons))
+        refuse(where, unknown_type(raw, known.values(), family is not None, problems))
     return names
 
 

@@ -39,9 +39,8 @@ from compass_jax.weights.safetensors_io import (
     Stored,
     finite,
     open_file,
-    plan_shards,
     read_headers,
-    shard_names,
+    shard_files,
     write_json,
     write_shards,
 )
@@ -63,7 +62,6 @@ _PLAIN: Mapping[str, tuple[Tree, ...]] = {
     # the others, such as PiSSA's, change the base too; peft writes true for a converted adapter
     "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal", "mica"),
 }
-_SHARD_BYTES = 4_000_000_000
 # the module in the classes of all built-in families in transformers 5
 _EXPERTS = "model.layers.{i}.mlp.experts"
 _PARTS = 2  # matrices of an expert in gate_up_proj
@@ -277,10 +275,8 @@ def merge_adapters(
     sizes = {
         name: int(np.prod(x.shape)) * jnp.dtype(x.dtype).itemsize for name, x in stored.items()
     }
-    shards = plan_shards(sizes, _SHARD_BYTES)
     with new_folder(folder, sum(sizes.values())) as temporary:
-        files = dict(zip(shard_names(len(shards)), shards, strict=True))
-        write_shards(temporary, files, _merged(stored, parts, weights))
+        write_shards(temporary, shard_files(sizes), _merged(stored, parts, weights))
         write_json(temporary / "config.json", read_json(base / "config.json"))
         carry_files(base, temporary)
     return folder

@@ -25,7 +25,9 @@ from compass_jax.weights.hf_config import read_json, refuse_adapter
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 _EXPONENTS = {"float16": 0x7C00, "bfloat16": 0x7F80}  # exponent bits of infinities and NaN
+MOST_BYTES = 4_000_000_000  # of a shard
 _BLOCK = 2**18  # entries per check, few enough for the processor's cache
+_ROWS = 4096  # rows that are compared at once
 _FILE_NAME = re.compile(r"[\w.+-]{1,200}\.safetensors")
 _CONSOLIDATED = "consolidated"  # begins the names of Mistral's own files of the same weights
 _OS_ERROR = re.compile(r"os error (\d+)")
@@ -217,8 +219,8 @@ def not_finite(tensor: np.ndarray) -> int:
     return count
 
 
-def same_tensor(a: tuple[str, Stored], b: tuple[str, Stored], rows: int = 4096) -> bool:
-    """Returns whether two stored tensors are bitwise equal, comparing `rows` rows at a time."""
+def same_tensor(a: tuple[str, Stored], b: tuple[str, Stored]) -> bool:
+    """Returns whether two stored tensors are bitwise equal, comparing a few rows at a time."""
     (name_a, at_a), (name_b, at_b) = a, b
     if at_a[1:] != at_b[1:] or not at_a.shape or at_a.dtype not in DTYPES.values():
         return False
@@ -226,13 +228,14 @@ def same_tensor(a: tuple[str, Stored], b: tuple[str, Stored], rows: int = 4096) 
         return False
     with open_file(at_a.file) as one, open_file(at_b.file) as two:
         left, right = one.get_slice(name_a), two.get_slice(name_b)
-        parts = [slice(i, min(i + rows, at_a.shape[0])) for i in range(0, at_a.shape[0], rows)]
+        count = at_a.shape[0]
+        parts = [slice(i, min(i + _ROWS, count)) for i in range(0, count, _ROWS)]
         return all(left[part].tobytes() == right[part].tobytes() for part in parts)
 
 
-def plan_shards(sizes: dict[str, int], shard_bytes: int) -> list[list[str]]:
-    """Splits tensors, in order, into shards of at most `shard_bytes`; a larger tensor gets a
-    separate shard.
+def shard_files(sizes: dict[str, int], shard_bytes: int = MOST_BYTES) -> dict[str, list[str]]:
+    """Returns file -> names of its tensors, in order, in shards of at most `shard_bytes`; a larger
+    tensor gets a separate shard.
     """
     shards: list[list[str]] = []
     used = 0
@@ -242,16 +245,10 @@ def plan_shards(sizes: dict[str, int], shard_bytes: int) -> list[list[str]]:
             used = 0
         shards[-1].append(name)
         used += size
-    return shards
-
-
-def shard_names(count: int) -> list[str]:
-    """Returns the file names of `count` shards; one shard needs no index."""
-    return (
-        [SINGLE]
-        if count == 1
-        else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
-    )
+    if len(shards) == 1:
+        return {SINGLE: shards[0]}
+    count = f"{len(shards):05d}"
+    return {f"model-{i:05d}-of-{count}.safetensors": shard for i, shard in enumerate(shards, 1)}
 
 
 def write_shards(

@@ -22,8 +22,7 @@ from compass_jax.weights.safetensors_io import (
     Stored,
     finite,
     open_file,
-    plan_shards,
-    shard_names,
+    shard_files,
     widest,
     write_json,
     write_shards,
@@ -33,7 +32,6 @@ from compass_jax.weights.safetensors_io import (
 SPARSE = {"llama": "mixtral", "mistral": "mixtral", "qwen3": "qwen3_moe"}
 _ROUTER = "moe.router"
 _MLP = {"moe.gate": "mlp.gate", "moe.up": "mlp.up", "moe.down": "mlp.down"}
-_SHARD_BYTES = 4_000_000_000
 
 
 class _Origin(NamedTuple):
@@ -81,11 +79,10 @@ def upcycle(
         name: jnp.dtype(x.stored[1].dtype if x.stored else dtype) for name, x in origins.items()
     }
     sizes = {name: math.prod(x.shape) * types[name].itemsize for name, x in origins.items()}
-    shards = plan_shards(sizes, _SHARD_BYTES)
     description = write_hf_config(config, dtype, find_token_ids(source))
     tensors = _tensors(origins, config.init_std, noise, seed, types)
     with new_folder(folder, sum(sizes.values())) as temporary:
-        write_shards(temporary, dict(zip(shard_names(len(shards)), shards, strict=True)), tensors)
+        write_shards(temporary, shard_files(sizes), tensors)
         write_json(temporary / "config.json", description)
         carry_files(source, temporary)
     return folder

@@ -9,7 +9,7 @@ import pytest
 from tiny import MODEL, random_params
 
 from compass_jax.config import ConfigError, MoEConfig, seam_class
-from compass_jax.config.router import Router, default_router
+from compass_jax.config.router import Router
 from compass_jax.model.moe import route
 from compass_jax.model.params import param_specs, to_decode
 from compass_jax.model.quantize import eight_bit
@@ -127,7 +127,8 @@ def test_extreme_logits_give_finite_gates():
 
 
 def test_routers_are_found_by_name_and_settings_that_do_not_fit_are_refused():
-    assert default_router() == Softmax() and default_router().name == "softmax"
+    router = MoEConfig(experts=E, top_k=K, ffn=8).router
+    assert router == Softmax() and router.name == "softmax"
     assert seam_class(Router, "sigmoid") is Sigmoid
     for router, message in (
         (Sigmoid(groups=5), "groups = 5 does not divide model.moe.experts = 12"),

@@ -31,17 +31,12 @@ class Dispatch(NamedTuple):
 
     def expert(self) -> Int[Array, "m"]:
         """Returns the expert of each pair; the last one for pairs of masked tokens."""
-        ends = jnp.cumsum(self.sizes, dtype=jnp.int32)
-        return jnp.minimum(
-            jnp.sum(self.row[:, None] >= ends[None, :], axis=1, dtype=jnp.int32),
-            len(self.sizes) - 1,
-        )
+        return expert_of_row(self.sizes, self.row)
 
 
-def expert_of_row(sizes: Int[Array, "e"], rows: int) -> Int[Array, "m"]:
-    """Returns the expert of each of `rows` sorted rows; the last one after the last group."""
+def expert_of_row(sizes: Int[Array, "e"], row: Int[Array, "m"]) -> Int[Array, "m"]:
+    """Returns the expert of sorted rows; the last one after the last group."""
     ends = jnp.cumsum(sizes, dtype=jnp.int32)
-    row = jnp.arange(rows, dtype=jnp.int32)
     return jnp.minimum(
         jnp.sum(row[:, None] >= ends[None, :], axis=1, dtype=jnp.int32), len(sizes) - 1
     )

@@ -174,8 +174,8 @@ def _swiglu_of_rows(rows, gates, weights, sizes, limit, dot, dtype=None):
 
     The gate multiplies the hidden layer, so that its gradient needs no product with `down` again.
     """
-    m, zero = rows.shape[0], jnp.zeros((), rows.dtype)
-    filled = (jnp.arange(m, dtype=jnp.int32) < jnp.sum(sizes, dtype=jnp.int32))[:, None]
+    row, zero = jnp.arange(rows.shape[0], dtype=jnp.int32), jnp.zeros((), rows.dtype)
+    filled = (row < jnp.sum(sizes, dtype=jnp.int32))[:, None]
 
     def product(rows, name, dtype=None):
         out = ragged_matmul(rows, weights[name], sizes, dot, dtype)
@@ -183,7 +183,7 @@ def _swiglu_of_rows(rows, gates, weights, sizes, limit, dot, dtype=None):
         if bias is None:
             return out
         # a row without a pair has a gradient, too, which is no bias's
-        bias = jnp.where(filled, jnp.take(bias, expert_of_row(sizes, m), axis=0), zero)
+        bias = jnp.where(filled, jnp.take(bias, expert_of_row(sizes, row), axis=0), zero)
         return out + (bias if gates is None or name != "down" else gates[:, None] * bias)
 
     if "gate_up" in weights:

@@ -10,18 +10,6 @@ from compass_jax.experience.growth import varies
 from compass_jax.training.hooks.base import Hook, StepRecord
 
 
-def cosine_factor(tokens: int, end: int) -> float:
-    """Computes the factor of cosine decay after `tokens` tokens: 1 at 0, 0 from `end` on."""
-    return 0.5 * (1 + math.cos(math.pi * min(tokens / end, 1.0)))
-
-
-def groups_factor(varied: int, groups: int) -> float:
-    """Computes sqrt(varied / groups): the square-root scaling of Adam's rate with the size of the
-    batch (arXiv 2205.10287), of which only groups with an advantage count.
-    """
-    return math.sqrt(varied / groups)
-
-
 class RateFactors(Hook):
     """Scales the learning rate of a step's updates: by cosine decay over the tokens that the run
     generated before the step (rl.optim.schedule_tokens), and by the number of its groups whose
@@ -36,9 +24,12 @@ class RateFactors(Hook):
     def on_arrays(self, step: StepRecord) -> None:
         """Scales the step's rate, once held groups have their places in it."""
         if self._optim.schedule_tokens:
-            step.scale_rate(cosine_factor(self._tokens, self._optim.schedule_tokens))
+            share = min(self._tokens / self._optim.schedule_tokens, 1.0)
+            step.scale_rate(0.5 * (1 + math.cos(math.pi * share)))
         if self._optim.rate_by_groups:
-            step.scale_rate(groups_factor(sum(map(varies, step.trained)), self._groups))
+            # the square-root scaling of Adam's rate with the batch's size (arXiv 2205.10287); only
+            # groups with an advantage count
+            step.scale_rate(math.sqrt(sum(map(varies, step.trained)) / self._groups))
 
     def on_metrics(self, step: StepRecord) -> None:
         """Counts the step's tokens."""

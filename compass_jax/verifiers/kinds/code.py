@@ -194,8 +194,8 @@ KIND = Kind(
     warm=_warm,
     complaint=complaints(
         credit=one_of("share", "all"),
-        seconds=number_in(0, 3600, " above 0, and at most 3600", above=True),
-        memory_mb=number_in(0, 2**20, f" above 0, and at most {2**20}", above=True),
+        seconds=number_in(3600, " above 0, and at most 3600", above=True),
+        memory_mb=number_in(2**20, f" above 0, and at most {2**20}", above=True),
     ),
     row_faults=row_faults,
 )

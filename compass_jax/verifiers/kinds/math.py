@@ -35,7 +35,7 @@ MAX_CHARS = 600  # maximum length of a formula passed to Math-Verify
 SECONDS = 2  # timeout of each step of Math-Verify; a timeout is a wrong answer
 NUMBER_CHARS = 200
 MAX_BITS = 1_400  # maximum size of a numerator or denominator: about 400 digits
-_TOLERANCE = number_in(0, 1e300, ", 0 or more")
+_TOLERANCE = number_in(1e300, ", 0 or more")
 # a number in prose; digits after a letter belong to a unit or a name
 _NUMBER = re.compile(
     r"(?<![\w.^{\\])[-+]?(?:\d[\d,]*(?:\.\d*)?|\.\d+)"
