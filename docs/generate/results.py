@@ -66,20 +66,20 @@ def without_labels() -> str:
     """Tabulates tokens and minutes to 90% of GRPO's gain on a file without labels."""
     runs = _rows("unlabelled_accuracy.jsonl")
     arms = {
-        "grpo": "tuned GRPO",
-        "candidate": "the recipe",
-        "screening": "the recipe without selection",
-        "hard deleted": "GRPO, too hard prompts deleted by hand",
+        ("hard", "candidate"): "the recipe",
+        ("hard", "screening"): "the recipe without selection",
+        ("hard", "hard deleted"): "GRPO, too hard prompts deleted by hand",
+        ("easy", "candidate"): "the recipe where no prompt is too hard",
     }
     lines = []
-    for arm, name in arms.items():
-        arm_runs = unlabelled_report.by_seed(runs, "hard", arm)
+    for (task, arm), name in arms.items():
+        arm_runs = unlabelled_report.by_seed(runs, task, arm)
         cells = [name, str(len(arm_runs))]
         for cost in (0, 1):
-            ratio = unlabelled_report.ratio(runs, "hard", arm, cost)
+            ratio = unlabelled_report.ratio(runs, task, arm, cost)
             assert ratio is not None
             cells.append("> " * bool(ratio.missed) + _range(ratio[:3]))
-        ends = unlabelled_report.end_difference(runs, "hard", arm)
+        ends = unlabelled_report.end_difference(runs, task, arm)
         cells.append("" if ends is None else f"{ends[0]:+.3f} ± {ends[1]:.3f}")
         cells.append(f"{mean(run['hard_drawn'] for run in arm_runs.values()):.0%}")
         lines.append(cells)
