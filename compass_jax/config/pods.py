@@ -88,6 +88,7 @@ def pod_run(
     rollout_mesh: MeshConfig,
     *,
     slots: int,
+    prompts: int = 64,
     exchange: Literal["gather", "all_to_all"] = "gather",
     remat_attention: bool = False,
     pairs: int = PAIRS,
@@ -95,7 +96,7 @@ def pod_run(
     updates: int = 4,
 ) -> RunConfig:
     """Returns the RL run of `model` from the Hugging Face folder `weights`: 16 answers of up to
-    30,720 tokens to each of 64 prompts, sampled with 8-bit weights.
+    30,720 tokens to each of `prompts` prompts, sampled with 8-bit weights.
 
     A micro-batch is one row of 32k tokens on each group of context devices. A checkpoint is saved
     every second step, which takes about five minutes or more by the plans' bounds, so a preemption
@@ -147,14 +148,14 @@ def pod_run(
         ),
         rewards=RewardConfig(workers=8, timeout_s=10.0),
         rl=replace(
-            _rl(rows, "R3" if model.moe else "off"),
+            _rl(prompts, rows, "R3" if model.moe else "off"),
             packed_row_tokens=PROMPT + ANSWER if packed else 0,
             updates_per_rollout=updates,
         ),
     )
 
 
-def _rl(rows: int, replay: Literal["R3", "off"]) -> RLConfig:
+def _rl(prompts: int, rows: int, replay: Literal["R3", "off"]) -> RLConfig:
     """Returns the recipe of arXiv 2512.07710 (docs/concepts/zero_variance.md, espo.md), with
     micro-batches of `rows` of the longest sequences.
 
@@ -167,7 +168,7 @@ def _rl(rows: int, replay: Literal["R3", "off"]) -> RLConfig:
     """
     return RLConfig(
         steps=1000,
-        prompts_per_step=64,
+        prompts_per_step=prompts,
         group_size=16,
         replay=replay,
         buckets=(8192, 16_384, PROMPT + ANSWER),

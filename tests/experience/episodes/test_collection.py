@@ -103,9 +103,10 @@ def test_a_second_turn_continues_the_tokens_with_their_routes():
 
 
 def test_held_slots_change_no_sample_and_are_free_at_the_end():
-    engine = Engine(MODEL, COMPUTE, dataclasses.replace(ROLL, hold_sessions=True), EOS)
     results = {}
-    for name, each in (("held", engine), ("prefilled", ENGINE)):
+    for name, hold in (("held", True), ("prefilled", False)):
+        rollout = dataclasses.replace(ROLL, prompt_buckets=(8, 32), hold_sessions=hold)
+        each = Engine(MODEL, COMPUTE, rollout, EOS)
         with episodes(two_turns) as played:
             job, rollouts = collected(played, tasks(2), samples=2, engine=each)
         results[name] = rollouts, np.asarray(job.routes), job.stats.prefill_tokens

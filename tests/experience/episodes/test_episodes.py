@@ -205,10 +205,11 @@ REFUSED_RUNS = {
 @pytest.mark.parametrize("reason", REFUSED_RUNS)
 def test_what_plays_no_episode_is_refused_by_name(tmp_path, reason):
     config, (changes, samplers) = episode_run(tmp_path), REFUSED_RUNS[reason]
-    check_episodes(config.data, config.rl, False)
+    rl = dataclasses.replace(config.rl, **changes)
+    check_episodes(config.data, config.rollout, config.rl, False)
     with pytest.raises(ConfigError, match=reason):
-        check_episodes(config.data, dataclasses.replace(config.rl, **changes), samplers)
-    check_episodes(DataConfig(), dataclasses.replace(config.rl, **changes), samplers)
+        check_episodes(config.data, config.rollout, rl, samplers)
+    check_episodes(DataConfig(), config.rollout, rl, samplers)
 
 
 def command(module):
