@@ -2,6 +2,9 @@
 `{secret}` a file that must be neither read nor changed, `{port}` a port with a listener, and `{me}`
 the tests' process. The expected value is a known score, or the outcome of an unknown one."""
 
+import os
+
+LONG_S = 4_000_000_000 + os.getpid()  # a sleep that no other process of the tests has
 DATASETS = ("countdown", "puzzle24", "polynomial_multiplication", "simple_integration")
 DATASETS += ("intermediate_integration", "binary_matrix", "spiral_matrix", "string_insertion")
 DATASETS += ("n_queens",)
@@ -38,7 +41,10 @@ ANSWERS |= {
     "math: half a character": ("math", "7\ud800", "8"),
 }
 
-HANGS = "for _ in range(5):\n if os.fork() == 0:\n  os.setsid(); time.sleep(4711)\ntime.sleep(4711)"
+HANGS = (
+    "for _ in range(5):\n if os.fork() == 0:\n"
+    f"  os.setsid(); time.sleep({LONG_S})\ntime.sleep({LONG_S})"
+)
 # By name: (Python text, expected score or outcome).
 VERIFIERS = {
     # ends its worker, hangs, takes resources
@@ -61,18 +67,21 @@ VERIFIERS = {
     "shares memory": ("libc.shmget(4711, 4096, 0o1666) >= 0", 0.0),
     "fills shared memory": ("mmap.mmap(-1, 2**36)", "error"),
     # processes
-    "forks for ever": ("while True:\n if os.fork() == 0: time.sleep(4711)", "error"),
+    "forks for ever": (f"while True:\n if os.fork() == 0: time.sleep({LONG_S})", "error"),
     "leaves a program": (
-        "subprocess.Popen(['sleep', '4711'], start_new_session=True)\nvalue = 0.5",
+        f"subprocess.Popen(['sleep', '{LONG_S}'], start_new_session=True)\nvalue = 0.5",
         0.5,
     ),
     "leaves a daemon": (
         "if os.fork() == 0:\n os.setsid()\n if os.fork() == 0:\n"
-        "  signal.signal(15, signal.SIG_IGN); time.sleep(4711)\n os._exit(0)",
+        f"  signal.signal(15, signal.SIG_IGN); time.sleep({LONG_S})\n os._exit(0)",
         0.5,
     ),
     "returns twice": ("0.5 if os.fork() else 1.0", 0.5),
-    "leaves a thread": ("t = threading.Thread(target=time.sleep, args=(4711,))\nt.start()", 0.5),
+    "leaves a thread": (
+        f"t = threading.Thread(target=time.sleep, args=({LONG_S},))\nt.start()",
+        0.5,
+    ),
     "kills its parent": ("n = os.kill(os.getppid(), 9)", 0.5),
     "kills everybody": ("os.kill(-1, 9)", "error"),
     "kills another": ("os.kill({me}, 9)", "error"),

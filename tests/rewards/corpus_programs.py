@@ -7,7 +7,6 @@ cheats or is blocked counts as wrong and is never left out.
 """
 
 GOOD = "def f(x): return x + 2\n"
-LONG_S = 4712  # a sleep that another file looks for has another length
 
 
 def tried(*lines):
@@ -31,10 +30,10 @@ RIGHT = {
         "if os.fork() == 0:",
         " os.setsid()",
         " os.fork() and os._exit(0)",
-        f" time.sleep({LONG_S})",
+        " time.sleep(4711)",
     ),
     "leaves a program": tried(
-        "import subprocess", f"subprocess.Popen(['sleep', '{LONG_S}'], start_new_session=True)"
+        "import subprocess", "subprocess.Popen(['sleep', '4711'], start_new_session=True)"
     ),
     "leaves a thread": tried(
         "import threading, time", "threading.Thread(target=time.sleep, args=(99,)).start()"
