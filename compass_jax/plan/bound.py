@@ -55,11 +55,12 @@ def program_flops(
     model: ModelConfig, rollout: RolloutConfig, compute: ComputeConfig, name: str, tokens: int
 ) -> float:
     """Counts the operations of one run over all devices; for decode of one token of every slot, in
-    the mean over an answer of the largest length.
+    the mean over an answer of the largest length; an extension's tokens see the longest sequence.
     """
     kind, _, length = name.partition(" ")
-    if kind == "decode":
-        heads, seen = model.heads * (model.head_dim + model.value_dim), _positions(rollout)
+    if kind in ("decode", "extend"):
+        heads = model.heads * (model.head_dim + model.value_dim)
+        seen = _positions(rollout) if kind == "decode" else np.full(1, rollout.max_length)
         keys = sum(
             float(np.mean(np.minimum(seen, model.window_of(i) or np.inf)))
             for i in range(model.layers)

@@ -67,6 +67,7 @@ ROLLOUT = {
     "insert": ("state", "decode"),
     "stored": ("state", "slots", "decode"),
     "resume": ("state", "slots"),
+    "extend": ("state",),
     "drafts": ("state", "slots"),
     "decode": ("state",),
     "harvest": ("state", "decode"),

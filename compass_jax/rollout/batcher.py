@@ -134,7 +134,7 @@ class Batcher:
         self.params, self.version = params, version
 
     def forget(self, samples: Container[tuple[tuple[int, int], int]]) -> None:
-        """Takes the samples, by prompt and column, with which no request goes on."""
+        """Frees what is kept of ended samples, by prompt and column: nothing here."""
 
     def abort(self) -> list[Request]:
         """Returns the unfinished requests that have tokens, with the routes of each in its row."""

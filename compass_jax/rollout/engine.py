@@ -32,7 +32,7 @@ from compass_jax.rollout.held import HoldingBatcher
 from compass_jax.rollout.insert import inserted
 from compass_jax.rollout.kv_cache import check_pages
 from compass_jax.rollout.logprobs import TopLogprobs
-from compass_jax.rollout.prefill import extended, prefilled, prompt_logprobs
+from compass_jax.rollout.prefill import Extension, extended, prefilled, prompt_logprobs
 from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Purpose, RowSampling, Sampler, sample_keys
 from compass_jax.rollout.sizes import prompt_bucket
@@ -206,26 +206,14 @@ class Engine:
             self.model, self.config, params, tokens, lengths, keys, sampler, sampling, routes
         )
 
-    @partial(jax.jit, static_argnums=(0, 9))
+    @partial(jax.jit, static_argnums=(0, 4))
     def extend(
-        self,
-        params,
-        state: DecodeState,
-        slot: Int[Array, ""],
-        tokens: Int[Array, "t"],
-        new: Int[Array, "n"],
-        known: Int[Array, ""],
-        length: Int[Array, ""],
-        keys: UInt32[Array, "1 1 2"],
-        sampler: Sampler,
-        sampling: RowSampling | None,
+        self, params, decode_state: DecodeState, extension: Extension, sampler: Sampler
     ) -> Prefix:
-        """Returns the prefix of a sequence of `length` tokens whose first `known` ones have their
-        keys in `slot`, without pages: only the others, `new`, are computed.
+        """Returns the Prefix of a sequence whose first tokens have their keys in a slot: only its
+        new tokens are computed.
         """
-        return extended(
-            self.model, params, state, slot, tokens, new, known, length, keys, sampler, sampling
-        )
+        return extended(self.model, params, decode_state, extension, sampler)
 
     @partial(jax.jit, static_argnums=(0, 4))
     def prompt_logprobs(

@@ -13,6 +13,7 @@ import numpy as np
 
 from compass_jax.records import EPISODE
 from compass_jax.rollout.batcher import Batcher
+from compass_jax.rollout.prefill import Extension
 from compass_jax.rollout.request import Request
 from compass_jax.rollout.sampling import RowSampling
 from compass_jax.rollout.sizes import extension_sizes, resume_bucket
@@ -89,24 +90,23 @@ class HoldingBatcher(Batcher):
         new, length = request.tokens[known:], len(request.tokens)
         size = self._sizes(request, known)[0]
         padded = resume_bucket(self.engine.config, length)
-        params = request.temperature, request.top_k, request.top_p
-        kinds = jnp.float32, jnp.int32, jnp.float32
-        sampling = RowSampling(*(jnp.full(1, x, t) for x, t in zip(params, kinds, strict=True)))
+        sampling = None
+        if self.sampler.per_request:
+            values = np.float32(request.temperature), np.int32(request.top_k)
+            sampling = RowSampling(*map(jnp.atleast_1d, (*values, np.float32(request.top_p))))
         column = range(request.column, request.column + 1)
         self.stats.prefills += 1
         self.stats.prefill_tokens += len(new)
         engine: Any = self.engine  # of this package: others have no `extend`
-        prefix = engine.extend(
-            self.params,
-            self._state,
+        extension = Extension(
             jnp.int32(slot),
             jnp.asarray(np.pad(request.tokens, (0, padded - length))),
             jnp.asarray(np.pad(new, (0, size - len(new)))),
             jnp.int32(known),
             jnp.int32(length),
             self._keys([request], [column], 1),
-            self.sampler,
-            sampling if self.sampler.per_request else None,
+            sampling,
         )
-        most = np.array([request.limit - length], np.int32)
-        self._bulk_insert(prefix, np.array([[slot]], np.int32), most)
+        prefix = engine.extend(self.params, self._state, extension, self.sampler)
+        left = np.array([request.limit - length], np.int32)
+        self._bulk_insert(prefix, np.array([[slot]], np.int32), left)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, UInt, UInt32
@@ -12,6 +14,25 @@ from compass_jax.model.transformer import Transformer, apply, init_cache
 from compass_jax.rollout.logprobs import TopLogprobs, in_rows, top_logprobs
 from compass_jax.rollout.sampling import RowSampling, Sampler, sample
 from compass_jax.rollout.state import DecodeState, Prefix, lay_cache, next_logits
+
+
+class Extension(NamedTuple):
+    """A sequence whose first `known` tokens have their keys in a slot without pages.
+
+    Args:
+        tokens: all `length` tokens of the sequence, padded.
+        new: those after the known ones, padded; fewer than `tokens`.
+        keys: of its next draw.
+        sampling: its parameters, for a `per_request` sampler.
+    """
+
+    slot: Int[Array, ""]
+    tokens: Int[Array, "t"]
+    new: Int[Array, "n"]
+    known: Int[Array, ""]
+    length: Int[Array, ""]
+    keys: UInt32[Array, "1 1 2"]
+    sampling: RowSampling | None
 
 
 def prefilled(
@@ -32,21 +53,10 @@ def prefilled(
 
 
 def extended(
-    model: Transformer,
-    params,
-    state: DecodeState,
-    slot: Int[Array, ""],
-    tokens: Int[Array, "t"],
-    new: Int[Array, "n"],
-    known: Int[Array, ""],
-    length: Int[Array, ""],
-    keys: UInt32[Array, "1 1 2"],
-    sampler: Sampler,
-    sampling: RowSampling | None,
+    model: Transformer, params, state: DecodeState, extension: Extension, sampler: Sampler
 ) -> Prefix:
-    """Runs the tokens `new` of a sequence after the first `known` ones, whose keys are in a slot
-    without pages, and draws its next token. `tokens` are all `length` of them, padded.
-    """
+    """Runs the new tokens of a sequence after the keys in its slot, and draws its next token."""
+    slot, tokens, new, known, length, keys, sampling = extension
     size = len(tokens)
     assert len(new) < size, "attention would take the new tokens for the whole sequence"
 

@@ -15,6 +15,7 @@ from compass_jax.programs import Program, Result, struct
 from compass_jax.rollout.draft_engine import DraftEngine
 from compass_jax.rollout.drafts import DraftRows
 from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.prefill import Extension
 from compass_jax.rollout.sampling import Sampler
 from compass_jax.rollout.sizes import (
     extension_sizes,
@@ -113,12 +114,13 @@ class _Lister:
                 yield self._insert("insert resumed", resume, (rows, 1))
 
     def _extended(self, sampler: Sampler) -> Iterator[Program]:
-        config, one = self.engine.config, self._array(())
+        config, number = self.engine.config, self._array(())
         keys = self._array((1, 1, 2), jnp.uint32)
         for bucket in resume_buckets(config):
             for size in extension_sizes(config, bucket):
                 tokens = self._array((bucket,)), self._array((size,))
-                arguments = self.params, self.state, one, *tokens, one, one, keys, sampler, None
+                arrays: tuple[Any, ...] = number, *tokens, number, number, keys, None
+                arguments = self.params, self.state, Extension(*arrays), sampler
                 extend = self._named("extend", Engine.extend, *arguments, tokens=size)
                 yield extend
                 yield self._insert("insert extended", extend, (1, 1))

@@ -16,9 +16,9 @@ from compass_jax.rollout.waiting import OpenPrefix
 class Slots:
     """The slots of an engine.
 
-    `entered` has the requests in slots, the oldest first. Slots in `held` are free but for the keys
-    in them (held.py), and are not filled. `pages` is None if every slot has a
-    separate cache. groups: number of devices over which slots and pages are split.
+    `entered` has the requests in slots, the oldest first. Slots in `held` have no request and are
+    not filled, because their keys may be needed again (held.py). `pages` is None if every slot has
+    a separate cache. groups: number of devices over which slots and pages are split.
     """
 
     def __init__(self, config: RolloutConfig, groups: int):

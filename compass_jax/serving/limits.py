@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import resource
 import socket
@@ -49,9 +50,10 @@ def make_room_for(connections: int, needed: int) -> None:
 
 
 def raise_descriptors() -> None:
-    """Raises the soft limit of file descriptors to the hard one, or to 2^16 where there is none."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2**16) if hard < 0 else hard, hard))
+    """Raises the soft limit of file descriptors to the hard one."""
+    with contextlib.suppress(OSError, ValueError):  # no kernel has infinitely many
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -156,9 +156,12 @@ def test_a_run_compiles_no_large_program_that_is_not_listed(tmp_path, variant, m
     assert planned_prefill and set(planned_prefill) <= set(ran)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+PLANNED = {**VARIANTS, "held sessions": {"rollout": {"hold_sessions": True}}}
+
+
+@pytest.mark.parametrize("variant", PLANNED)
 def test_the_plan_knows_what_is_live_beside_every_program(variant):
-    config = changed(tiny_run(), **VARIANTS[variant])
+    config = changed(tiny_run(), **PLANNED[variant])
     for program in planned(listed(config)):
         assert live_parts(program, config.rl, disaggregated=False), program.name
 

@@ -4,6 +4,7 @@ only the new tokens are computed.
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 from evolve import evolve
@@ -13,8 +14,10 @@ from tiny_run import tiny_run
 from compass_jax.config import ConfigError, MeshConfig, RolloutConfig
 from compass_jax.model import kernels
 from compass_jax.model.params import place, to_decode
+from compass_jax.programs import Program
 from compass_jax.records import EPISODE
 from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.programs import EngineWorkload, sampling_programs
 from compass_jax.rollout.request import Request
 from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Purpose
@@ -207,6 +210,38 @@ def test_plain_prompts_hold_no_slot():
     assert len(batch.slots.free()) == 2
     run(batch, first(1))
     assert len(batch.slots.free()) == 1
+
+
+def test_extensions_have_shapes_of_the_list_of_programs():
+    batch = batcher()
+    engine, used = batch.engine, set()
+    real = engine.extend
+
+    def extend(params, state, extension, sampler):
+        used.add(shapes(extension))
+        return real(params, state, extension, sampler)
+
+    engine.extend = extend
+    one = first(0)
+    run(batch, one)
+    for given in (3, 14, 50):
+        one = following(one, [3 + i % 30 for i in range(given)])
+        run(batch, one)
+    arguments = engine, jax.eval_shape(engine.load_params, PARAMS)
+    made = Program("decode params", jax.jit(lambda x: x), arguments[1:])
+    use = EngineWorkload("", 1, (engine.default_sampler(),))
+    listed = list(sampling_programs(engine, made, (use,)))
+    results = {}
+    for program in listed:
+        if program.name.startswith(("slots", "extend")):
+            results[program] = program.lower({made: arguments[1], **results}).out_info
+    extensions = {shapes(x.arguments[3]) for x in listed if x.name == "extend"}
+    assert len(used) == 2 and used <= extensions
+
+
+def shapes(extension):
+    """Returns shapes and types of an extension."""
+    return tuple((x.shape, str(x.dtype)) for x in jax.tree.leaves(extension))
 
 
 def test_settings_without_effect_are_refused():

@@ -138,8 +138,8 @@ class Session:
             branch = max(known, key=lambda x: len(x.tokens))
             if branch.replies >= self.most_turns:
                 raise Refused(
-                    f"the history has {branch.replies} replies, the turns of its source in"
-                    " data.sources"
+                    f"the history has {branch.replies} replies, as many as its source in"
+                    " data.sources has turns: raise `turns` of the source, or end the episode"
                 )
             return branch
         if len(tokens) > self.most_prompt:

@@ -2,9 +2,11 @@
 everything that can go wrong is the outcome of that sample or request alone.
 """
 
+import contextlib
 import dataclasses
 import http.client
 import json
+import socket
 import threading
 import time
 
@@ -441,3 +443,20 @@ def test_verdicts_that_no_buffer_has_are_in_the_state():
 def test_plain_collections_play_no_episode():
     with pytest.raises(Exception, match="only a training run plays episodes"):
         list(Collection(ENGINE, LOOSE, tasks(1), 1, Purpose.EVAL, 0))
+
+
+def test_the_door_holds_a_connection_for_each_sample_of_a_large_step():
+    """A turn holds its connection until it is sampled, and those of idle clients stay open."""
+
+    def script(order, driver):
+        host = order.url.removeprefix("http://").partition("/")[0]
+        address, _, port = host.partition(":")
+        with contextlib.ExitStack() as stack:
+            for _ in range(600):
+                stack.enter_context(socket.create_connection((address, int(port))))
+            turn(order, OPENING, max_tokens=2)
+        return done(order)
+
+    with episodes(script) as played:
+        collected(played, tasks(1))
+        assert all(score.known for score in played.verdicts.values())

@@ -97,6 +97,11 @@ def test_limits_are_refused_with_their_numbers():
         ask(one, [n])
     with pytest.raises(Refused, match=f"none of the episode's {MOST_BRANCHES} histories"):
         ask(one, [5, 5])
+    with pytest.raises(Refused, match=r"the history has 3 replies, .* turns"):
+        long, history = session(), [5]
+        for n in range(4):
+            history = reply(long, history, [n])
+    assert reply(long, [6], [7]) == [6, 7]  # another history has turns of its own
     with pytest.raises(Refused, match="the episode has had 96 replies"):
         other = session()
         for _ in range(97):
