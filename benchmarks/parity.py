@@ -169,6 +169,8 @@ def train(task: Task, folder: Path, side: str, seed: int, options: argparse.Name
     out.mkdir()
     for name in ("model", "prompts.jsonl", "my_reward.py", "with_trl.py"):
         (out / name).symlink_to(folder / name)
+    (folder / "cache").mkdir(exist_ok=True)  # of compiled programs; no time is measured here
+    (out / "cache").symlink_to(folder / "cache")
     if side == "ours":
         many = 10 * task.steps
         changes = {"rl.steps": task.steps, "rl.save-every": many, "rl.eval-every": many}
