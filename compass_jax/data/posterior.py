@@ -132,6 +132,7 @@ class PosteriorSelector(PromptSelector):
         self.prediction.compare(Seen(prompts, np.array(rates) * known, known))
         for (prompt, outcome), rate in zip(judged, rates, strict=True):
             self._add(prompt, rate * outcome.known, float(outcome.known))
+        self._fit()  # now, so that a checkpoint never lies between outcomes and their fit
 
     def _add(self, prompt: Prompt, right: float, judged: float) -> None:
         self._prompts.setdefault(prompt.id, prompt)
@@ -174,7 +175,6 @@ class PosteriorSelector(PromptSelector):
 
     def metrics(self) -> dict[str, float]:
         """Returns the calibration on the last step's groups, and the rates that are predicted."""
-        self._fit()
         rates = self.prediction.rates().items()
         return {**self._calibration, **{f"posterior/{x}": rate for x, rate in rates}}
 

@@ -74,6 +74,25 @@ def test_without_outcomes_the_fit_is_the_prior_and_many_features_have_a_diagonal
     np.testing.assert_allclose(diagonal.logit(X)[1], X**2 @ diagonal.covariance)
 
 
+def test_a_fit_begins_at_the_mode_before_it_and_ends_at_the_same_one(monkeypatch):
+    evaluations, minimize = [], optimize.minimize
+
+    def counted(*args, **kwargs):
+        result = minimize(*args, **kwargs)
+        evaluations.append(result.nfev)
+        return result
+
+    monkeypatch.setattr(regression.optimize, "minimize", counted)
+    rng = np.random.default_rng(3)
+    x, judged, variance = rng.normal(size=(400, 60)), np.full(400, 4.0), np.full(60, 16.0)
+    right = rng.binomial(4, special.expit(x[:, 0]))
+    former = fit_regression(x[:390], right[:390], judged[:390], variance)
+    cold = fit_regression(x, right, judged, variance)
+    warm = fit_regression(x, right, judged, variance, former.mean)
+    np.testing.assert_allclose(warm.mean, cold.mean, atol=1e-4)
+    assert evaluations[2] < evaluations[1]
+
+
 @pytest.mark.parametrize(("mean", "variance"), [(0.0, 1.0), (-3.0, 4.0), (2.0, 0.0)])
 def test_moments_are_those_of_a_gaussian_logit(mean, variance):
     rates = special.expit(mean + np.sqrt(variance) * np.random.default_rng(1).normal(size=2**20))

@@ -48,8 +48,9 @@ def fit_regression(
     right: Float[np.ndarray, " n"],
     judged: Float[np.ndarray, " n"],
     variance: Float[np.ndarray, " d"],
+    start: Float[np.ndarray, " d"] | None = None,
 ) -> Fitted:
-    """Fits w. Without outcomes the result is the prior."""
+    """Fits w, from `start`; the mode is the only one. Without outcomes the result is the prior."""
 
     def loss(w: Float[np.ndarray, " d"]) -> tuple[float, Float[np.ndarray, " d"]]:
         logit = x @ w
@@ -59,6 +60,7 @@ def fit_regression(
 
     w = np.zeros(x.shape[1])
     if len(x):
+        w = w if start is None else start
         options = {"maxiter": 200, "gtol": 1e-6, "ftol": 1e-12}
         w = optimize.minimize(loss, w, jac=True, method="L-BFGS-B", options=options).x
     p = special.expit(x @ w)
@@ -96,6 +98,9 @@ class ByRegression(Prediction):
         self._fitted = fit_regression(
             np.zeros((0, len(variance))), np.zeros(0), np.zeros(0), variance
         )
+        # The last fit's start: the mode before it, from which fewer iterations lead to the new one.
+        # It is rounded to float32, which a checkpoint keeps.
+        self._start = np.zeros(len(variance), np.float32)
         self._counts: dict[int, tuple[float, float]] = {}  # of the prompts that were fitted
         # Sums over predictions of unseen prompts; their ratio is rho.
         self._sums = np.array([UNIFORM_RHO, 1.0])
@@ -105,7 +110,9 @@ class ByRegression(Prediction):
         prompts, right, judged = seen.prompts[-MOST:], seen.right[-MOST:], seen.judged[-MOST:]
         self._counts = {p.id: (s, k) for p, s, k in zip(prompts, right, judged, strict=True)}
         x = self.features(prompts) if len(prompts) else np.zeros((0, len(self._variance)))
-        self._fitted = fit_regression(x, right, judged, self._variance)
+        self._start = self._fitted.mean.astype(np.float32)
+        start = self._start.astype(np.float64)
+        self._fitted = fit_regression(x, right, judged, self._variance, start)
 
     def _moments(
         self, prompts: Sequence[Prompt]
@@ -151,9 +158,13 @@ class ByRegression(Prediction):
         self._sums = KEPT * self._sums + [np.sum(excess * (judged > 1)), np.sum(widest * several)]
 
     def state(self) -> JsonObject:
-        """Returns the sums of rho."""
-        return {"rho": self._sums.tolist()}
+        """Returns the sums of rho, and the last fit's start, so that fitting anew after a resume
+        gives the same bits.
+        """
+        return {"rho": self._sums.tolist(), "start": self._start}
 
     def restore(self, state: JsonObject) -> None:
         """Restores `state`."""
         self._sums = np.array(state["rho"])
+        self._start = np.asarray(state.get("start", np.zeros_like(self._start)))
+        self._fitted = self._fitted._replace(mean=self._start.astype(np.float64))

@@ -8,6 +8,7 @@ import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from typing import Annotated
 
@@ -25,6 +26,7 @@ SAMPLE = 1024  # prompts from which the frequencies of n-grams are counted
 SHORT = 512  # characters of a text whose n-grams of characters count
 CHARACTERS = range(1, 6)  # lengths of these n-grams
 SIZES = 4  # numbers beside the n-grams, the constant 1 included
+GRAMS = 65536  # n-grams whose features are kept
 LABELS = 32  # features of labels, which more labels share
 
 
@@ -62,6 +64,7 @@ class TextFeatures:
         labels = sorted({label_of(prompt) for prompt in prompts})
         self._labels = {x: i % LABELS for i, x in enumerate(labels) if len(labels) > 1}
         self._known: dict[int, Float[np.ndarray, " d"]] = {}
+        self._place = lru_cache(GRAMS)(self._hash)
 
     def __call__(self, prompts: Sequence[Prompt]) -> Float[np.ndarray, "n d"]:
         """Returns the features [n d], the last of them 1."""
@@ -75,14 +78,18 @@ class TextFeatures:
         if label in self._labels:
             labels[self._labels[label]] = 1.0
         for gram, number in grams(text).items():
-            # crc32 is the same in every process and version, unlike hash()
-            code = zlib.crc32(gram.encode())
-            rarity = math.log((1 + self._documents) / (1 + self._frequency[gram]))
-            sign = 1 if code & 1 else -1
-            hashed[(code >> 1) % self._count] += sign * math.log1p(number) * rarity
+            place, weight = self._place(gram)
+            hashed[place] += weight * math.log1p(number)
         length = float(np.linalg.norm(hashed)) or 1.0
         sizes = (_sizes(text) - self._middle) / np.where(self._scale > 0, self._scale, 1)
         return np.concatenate([hashed / length, labels, np.clip(sizes, -3, 3) / 3, [1.0]])
+
+    def _hash(self, gram: str) -> tuple[int, float]:
+        """Returns an n-gram's feature, and its signed weight there."""
+        # crc32 is the same in every process and version, unlike hash()
+        code = zlib.crc32(gram.encode())
+        rarity = math.log((1 + self._documents) / (1 + self._frequency[gram]))
+        return (code >> 1) % self._count, rarity if code & 1 else -rarity
 
 
 def grams(text: str) -> Counter[str]:
