@@ -19,8 +19,8 @@ from typing import Any
 
 from benchmarks import experiments, rl_runs
 from benchmarks.calibrate_alpha import ALPHAS, run_calibration
-from compass_jax.allocator import tune_allocator
 from compass_jax.config import RunConfig
+from compass_jax.devices.allocator import tune_allocator
 from compass_jax.runs.rundir import write_atomically
 from compass_jax.training.sft import run_sft
 

@@ -22,8 +22,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import alpha, experiments, objectives, rl_runs
-from compass_jax.allocator import tune_allocator
 from compass_jax.config import OptimConfig, RunConfig
+from compass_jax.devices.allocator import tune_allocator
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.runs.rundir import write_atomically
 

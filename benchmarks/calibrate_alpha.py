@@ -29,33 +29,34 @@ import jax
 from jaxtyping import Array, Float
 from rich.console import Console
 
-from compass_jax.aliases import JsonObject
-from compass_jax.allocator import tune_allocator
+from compass_jax.base.aliases import JsonObject
+from compass_jax.base.errors import CompassError
+from compass_jax.base.records import StepArrays
 from compass_jax.commands.configured import load_config
 from compass_jax.config import ConfigError, Objective, RunConfig, ScoredConfig, apply
 from compass_jax.config.curriculum import at_step
 from compass_jax.config.errors import check
 from compass_jax.config.io import flatten
 from compass_jax.config.words import read_arguments
-from compass_jax.distributed import (
+from compass_jax.devices.allocator import tune_allocator
+from compass_jax.devices.distributed import (
     in_main_process,
     is_main_process,
     processes,
     require_equal_across_processes,
 )
-from compass_jax.errors import CompassError
-from compass_jax.records import StepArrays
-from compass_jax.report import summary_table
+from compass_jax.experience.scorer import open_scorer
 from compass_jax.rewards.detect import notice
 from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_diagnostics
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.policy import policy_objective
+from compass_jax.runs.report import summary_table
 from compass_jax.runs.rundir import NewFolderLock, write_atomically
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.session import RunState, open_scorer
 from compass_jax.training.building import Building
 from compass_jax.training.learner import Learner
 from compass_jax.training.loop import RLTrainer
+from compass_jax.training.session import RunState
 from compass_jax.training.step import UpdateBatch, score
 
 # column titles; entropy groups are numbered

@@ -16,8 +16,8 @@ import dataclasses
 import json
 from pathlib import Path
 
-from compass_jax.allocator import tune_allocator
 from compass_jax.commands.demo import demo_configs
+from compass_jax.devices.allocator import tune_allocator
 from compass_jax.experience.evaluate import evaluate_weights
 from compass_jax.training.rl import run_rl
 from compass_jax.training.sft import run_sft

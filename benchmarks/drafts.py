@@ -45,8 +45,8 @@ from benchmarks.tokens_to_accuracy import (
     kept_prompts,
     sized,
 )
-from compass_jax.allocator import tune_allocator
 from compass_jax.config import Drafts, RunConfig
+from compass_jax.devices.allocator import tune_allocator
 from compass_jax.rollout.drafts import Coupled, Lenient
 from compass_jax.runs.compiled import keep_programs
 from compass_jax.runs.rundir import write_atomically

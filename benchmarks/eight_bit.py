@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 from benchmarks import experiments, rl_runs
-from compass_jax.allocator import tune_allocator
 from compass_jax.commands.configured import load_config
 from compass_jax.config import RolloutConfig, RunConfig, named_correction
+from compass_jax.devices.allocator import tune_allocator
 from compass_jax.experience.evaluate import evaluate_weights
-from compass_jax.report import read_metrics
+from compass_jax.runs.report import read_metrics
 from compass_jax.runs.rundir import write_atomically
 
 VARIANTS = {"float32": {}, "bfloat16": {"dtype": "bfloat16"}}

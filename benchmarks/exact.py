@@ -30,17 +30,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import exact_model
+from compass_jax.commands.configs.tiny_reasoning_cpu import tiny_reasoning_cpu
 from compass_jax.config import MeshConfig, RunConfig
-from compass_jax.configs.tiny_reasoning_cpu import tiny_reasoning_cpu
 from compass_jax.data.prompts import train_prompts
+from compass_jax.data.tokenizer import load_tokenizer
+from compass_jax.devices.sharding import move, placements
 from compass_jax.model.params import place
 from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.rl.bucketing import plan
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose
-from compass_jax.session import load_tokenizer
-from compass_jax.sharding import move, placements
 from compass_jax.training import step
 from compass_jax.training.scored import Sequences, put_rows, sequences
 from compass_jax.weights.sync import sync_weights

@@ -25,12 +25,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks import experiments, inversion, tokens_to_accuracy
-from compass_jax.allocator import tune_allocator
 from compass_jax.config import GuardConfig, OptimConfig
-from compass_jax.report import read_metrics
+from compass_jax.devices.allocator import tune_allocator
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rl.signatures import SPIKE, STAGNANT, parting_p, trend
 from compass_jax.runs.compiled import keep_programs
+from compass_jax.runs.report import read_metrics
 from compass_jax.training.rl import run_rl
 
 STEPS, WINDOW, SOUND, LEVEL = 32, 12, 10, 0.05

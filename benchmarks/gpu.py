@@ -33,9 +33,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compass_jax.chips import chip_of
 from compass_jax.config import ComputeConfig, ModelConfig, OptimConfig, RolloutConfig
 from compass_jax.config.pods import QWEN3_30B_A3B
+from compass_jax.devices.chips import chip_of
 from compass_jax.model.attention import LayerCache, _causal
 from compass_jax.model.experts.build import grouped_matmul, moe_ffn
 from compass_jax.model.flops import forward_flops

@@ -28,12 +28,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks import gym_bfcl
+from compass_jax.base.records import Prompt, Score
 from compass_jax.config import DataConfig, FileSource, RewardConfig
 from compass_jax.data import human_eval
-from compass_jax.processes import guards
-from compass_jax.records import Prompt, Score
+from compass_jax.devices.processes import guards
 from compass_jax.rewards.score import Scorer
-from compass_jax.tasks.rows import encode_row
+from compass_jax.rewards.tasks.rows import encode_row
 
 CORPUS = Path(__file__).parents[1] / "tests" / "rewards" / "corpus_programs.py"
 DATA = DataConfig(sources=(FileSource("rows.jsonl", verifier="code", answer_field=""),))

@@ -21,10 +21,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from compass_jax.chat.base import any_format, read_calls
-from compass_jax.chat.calls import ToolCall
+from compass_jax.base.chat.base import any_format, read_calls
+from compass_jax.base.chat.calls import ToolCall
 from compass_jax.data import bfcl
-from compass_jax.verifiers.kinds.tools import verdict
+from compass_jax.rewards.verifiers.kinds.tools import verdict
 
 OTHER = "zq"  # in no possible answer
 KINDS = ("changed", "argument_dropped", "call_dropped", "renamed")

@@ -7,9 +7,10 @@ three verdicts, both trained on the same preferences with 25% noise (benchmarks/
 A seed is a cold start of the policy, both reward models from the same random weights, and RL from
 the cold start with the gold label, the scalar model and the judge as the reward; the anchor is the
 right answer. A refreshed model continues to learn after each third of the RL: the same preferences,
-and those mined from the policy's answers of that third (pipeline/mine.py), each MINED times; the
-next third starts from the policy's weights with a new optimiser. A third in which the guard sees
-"reward up, gold down" ends with the policy that it began with; its answers are mined all the same.
+and those mined from the policy's answers of that third (apps/pipeline/mine.py), each MINED times;
+the next third starts from the policy's weights with a new optimiser. A third in which the guard
+sees "reward up, gold down" ends with the policy that it began with; its answers are mined all the
+same.
 With a refreshed model an answer that is no digit is Worse (rewards.judge_needs_form). A guarded
 judge is the plain one with rl.guard.action = "restore": where the guard sees "reward up, gold
 down", the run ends with the policy of the last checkpoint from before the window. Agreement and
@@ -37,15 +38,15 @@ import numpy as np
 
 from benchmarks import experiments, inversion_task, rl_runs
 from benchmarks.tokenizer_training import train_tokenizer
-from compass_jax.allocator import tune_allocator
+from compass_jax.apps.pipeline.mine import mine_file
+from compass_jax.apps.pipeline.train_judge import run_train_judge
 from compass_jax.config import EngineJudgeConfig, MoEConfig, RunConfig, ScalarJudgeConfig, apply
+from compass_jax.devices.allocator import tune_allocator
 from compass_jax.experience.evaluate import evaluate_weights
-from compass_jax.from_files import judge_config, rl_config, sft_config
 from compass_jax.model.transformer import init_params
-from compass_jax.pipeline.mine import mine_file
-from compass_jax.pipeline.train_judge import run_train_judge
-from compass_jax.rewards.agreement import Agreement
+from compass_jax.rewards.judges.agreement import Agreement
 from compass_jax.runs.rundir import write_atomically
+from compass_jax.training.from_files import judge_config, rl_config, sft_config
 from compass_jax.training.rl import run_rl
 from compass_jax.training.sft import run_sft
 from compass_jax.weights.hf import save_params

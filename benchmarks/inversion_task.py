@@ -12,7 +12,7 @@ import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
-from compass_jax.verifiers import judge
+from compass_jax.rewards.verifiers import judge
 
 VERDICTS = ("Worse", "Tie", "Better")
 WORTH = {"neither": 0.0, "middle": 0.5, "largest": 1.0}

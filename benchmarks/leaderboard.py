@@ -29,9 +29,9 @@ from pathlib import Path
 from benchmarks import experiments
 from benchmarks.unlabelled_accuracy import GROUP, TRIALS, Cell, Change, Experiment, Run
 from benchmarks.unlabelled_report import BASELINE, Row, by_seed, end_difference, ratio
-from compass_jax.allocator import tune_allocator
 from compass_jax.config import ConfigError, RLConfig
 from compass_jax.config.named import load
+from compass_jax.devices.allocator import tune_allocator
 from compass_jax.runs.compiled import keep_programs
 
 RESULTS = Path(__file__).resolve().parent / "results" / "leaderboard.jsonl"

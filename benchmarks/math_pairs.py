@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import experiments
-from compass_jax.verifiers.kinds.math import judge
+from compass_jax.rewards.verifiers.kinds.math import judge
 
 
 class Pair(NamedTuple):

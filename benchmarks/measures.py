@@ -34,13 +34,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks import experiments, rl_runs
-from compass_jax.allocator import tune_allocator
 from compass_jax.config import RunConfig, named_correction
+from compass_jax.devices.allocator import tune_allocator
 from compass_jax.rewards.score import Scorer
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.session import RunState
 from compass_jax.training.building import Building
 from compass_jax.training.hooks.base import StepRecord
+from compass_jax.training.session import RunState
 
 # The workers only wait. If there were fewer than the samples that a rollout finishes in 50 ms,
 # samples would queue for them, which no overlap could hide.

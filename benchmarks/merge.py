@@ -28,8 +28,8 @@ import ml_dtypes
 import numpy as np
 
 from benchmarks.common import cores, environment, report, say
+from compass_jax.apps.curate.merge import METHODS
 from compass_jax.config import ModelConfig, MoEConfig
-from compass_jax.curate.merge import METHODS
 from compass_jax.model.params import abstract_params
 from compass_jax.weights.hf import parameters_of, save_params
 

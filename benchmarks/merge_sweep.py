@@ -22,7 +22,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from compass_jax.aliases import JsonObject
+from compass_jax.apps.curate.merge import METHODS, method_of
+from compass_jax.apps.curate.merge_folders import merge_folders
+from compass_jax.apps.curate.merge_sweep import averaged, run_sweep
+from compass_jax.base.aliases import JsonObject
 from compass_jax.config import (
     ComputeConfig,
     DataConfig,
@@ -35,9 +38,6 @@ from compass_jax.config import (
     RunConfig,
     SFTConfig,
 )
-from compass_jax.curate.merge import METHODS, method_of
-from compass_jax.curate.merge_folders import merge_folders
-from compass_jax.curate.merge_sweep import averaged, run_sweep
 from compass_jax.training.sft import run_sft
 from compass_jax.weights.convert import export_hf
 

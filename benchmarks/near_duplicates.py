@@ -35,9 +35,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from compass_jax.apps.curate import sample
+from compass_jax.apps.curate.prepare import prepare
 from compass_jax.config.prepare import PrepareConfig
-from compass_jax.curate import sample
-from compass_jax.curate.prepare import prepare
 
 OTHERS = ("quickly", "little", "often", "several", "rather", "simply", "another", "good", "new")
 THRESHOLDS = (0.6, 0.7, 0.8)

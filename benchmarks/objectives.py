@@ -28,7 +28,6 @@ from typing import Any
 import numpy as np
 
 from benchmarks import experiments, rl_runs, synthetic_tasks
-from compass_jax.allocator import tune_allocator
 from compass_jax.commands.configured import load_config
 from compass_jax.config import (
     DataConfig,
@@ -38,6 +37,7 @@ from compass_jax.config import (
     RunConfig,
     ZeroVarianceConfig,
 )
+from compass_jax.devices.allocator import tune_allocator
 from compass_jax.rl.objectives.cispo import Cispo
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo, dapo_surrogate

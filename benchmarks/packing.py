@@ -23,7 +23,7 @@ import numpy as np
 from compass_jax.config import DataConfig, ModelConfig, MoEConfig, RunConfig, SFTConfig
 from compass_jax.rl.bucketing import best_buckets
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.session import RunState
+from compass_jax.training.session import RunState
 from compass_jax.training.sft import SFTTrainer
 
 TOKENIZER = Path(__file__).parent.parent / "configs" / "tiny_tokenizer"

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from compass_jax.tpu_flags import COMPILER_ALONE
+from compass_jax.devices.tpu_flags import COMPILER_ALONE
 
 LENGTH = 8192
 LAYERS, EXPERTS = (24, 48, 96), (64, 128, 256)
@@ -50,9 +50,9 @@ def configured(chips: int, layers: int, experts: int) -> Any:
 
 def measure(chips: int, layers: int, experts: int) -> dict[str, Any]:
     """Compiles forward and backward of one row of LENGTH tokens a chip; returns their numbers."""
-    from compass_jax.plan.collectives import collectives
-    from compass_jax.plan.memory import memory_of, resident
-    from compass_jax.plan.programs import Step, topology_devices
+    from compass_jax.apps.plan.collectives import collectives
+    from compass_jax.apps.plan.memory import memory_of, resident
+    from compass_jax.apps.plan.programs import Step, topology_devices
 
     step = Step(configured(chips, layers, experts), topology_devices(CHIPS[chips]))
     row: dict[str, Any] = {

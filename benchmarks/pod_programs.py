@@ -6,7 +6,7 @@ collectives of each, as a line of JSON. `compass plan` compiles all of them.
 
 Needs the extra `plan` and no TPU; minutes each. What follows `--` are settings. Programs whose
 results they take are compiled first. The compiler's flags are those of a run
-(compass_jax/tpu_flags.py), or those in LIBTPU_INIT_ARGS; empty: none.
+(compass_jax/devices/tpu_flags.py), or those in LIBTPU_INIT_ARGS; empty: none.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 from compass_jax.commands.configured import load_config
 from compass_jax.config import apply
 from compass_jax.config.words import read_arguments
-from compass_jax.tpu_flags import VARIABLE, compile_alone
+from compass_jax.devices.tpu_flags import VARIABLE, compile_alone
 
 ROOT = Path(__file__).resolve().parents[1]
 GIB = 2**30
@@ -45,8 +45,8 @@ def with_predecessors(programs: list[str]) -> set[str]:
 
 def measure(program: Any, compiled: Any, chip: Any) -> dict[str, Any]:
     """Returns the numbers of one compiled program."""
-    from compass_jax.plan.collectives import collectives, total_bytes
-    from compass_jax.plan.cycles import estimated_cycles
+    from compass_jax.apps.plan.collectives import collectives, total_bytes
+    from compass_jax.apps.plan.cycles import estimated_cycles
 
     hlo = compiled.as_text()
     sent, cycles = collectives(hlo), estimated_cycles(hlo)
@@ -64,8 +64,8 @@ def measure(program: Any, compiled: Any, chip: Any) -> dict[str, Any]:
 
 def rows(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Returns one row for each program of `args`."""
-    from compass_jax.plan.programs import Step, topology_devices
-    from compass_jax.tpu_versions import installed
+    from compass_jax.apps.plan.programs import Step, topology_devices
+    from compass_jax.devices.tpu_versions import installed
 
     config = apply(load_config(args.config), read_arguments(args.settings))
     step = Step(config, topology_devices(args.topology))

@@ -26,7 +26,8 @@ import numpy as np
 from scipy import stats
 
 from benchmarks import experiments
-from compass_jax.allocator import tune_allocator
+from compass_jax.apps.pipeline.offline_filter import FILE, Bounds, run_filter
+from compass_jax.base.records import Prompt
 from compass_jax.commands.configured import config_of_run
 from compass_jax.config import RunConfig
 from compass_jax.data.keep import PassRate, read_pass_rates
@@ -34,11 +35,10 @@ from compass_jax.data.posterior import COVERAGE, PosteriorSelector, coverage
 from compass_jax.data.predictors.inputs import PredictorInputs
 from compass_jax.data.prompts import train_prompts
 from compass_jax.data.selectors import prompt_selector
-from compass_jax.pipeline.offline_filter import FILE, Bounds, run_filter
-from compass_jax.records import Prompt
+from compass_jax.data.tokenizer import load_tokenizer
+from compass_jax.devices.allocator import tune_allocator
 from compass_jax.runs.compiled import keep_programs
 from compass_jax.runs.rundir import write_atomically
-from compass_jax.session import load_tokenizer
 from compass_jax.weights import checkpoint
 
 

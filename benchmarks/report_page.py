@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.browser import Browser
-from compass_jax.report import run_report
+from compass_jax.runs.report import run_report
 
 WORDS = "so we add the two sides and get x = 12, which is not what was asked; 7 * 8 = 56\n"
 METRICS = 80

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 from benchmarks import common
-from compass_jax.allocator import tune_allocator
+from compass_jax.base.records import Prompt, stable_id
 from compass_jax.config import ComputeConfig, ModelConfig, RolloutConfig
+from compass_jax.devices.allocator import tune_allocator
 from compass_jax.model.flops import flops_per_token
-from compass_jax.records import Prompt, stable_id
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose

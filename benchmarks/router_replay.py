@@ -47,17 +47,17 @@ import numpy as np
 from benchmarks import experiments, rl_runs
 from benchmarks.router_replay_report import write_report
 from benchmarks.router_replay_setup import Setup, full, smoke, smollm2
-from compass_jax.allocator import tune_allocator
+from compass_jax.base.records import Group, StepArrays
 from compass_jax.config import RunConfig
 from compass_jax.data.prompts import train_prompts
+from compass_jax.data.tokenizer import load_tokenizer
+from compass_jax.devices.allocator import tune_allocator
 from compass_jax.experience.assemble import assemble
 from compass_jax.model.moe import unset_id
 from compass_jax.model.params import param_specs
 from compass_jax.model.quantize import emulate
 from compass_jax.model.routes import put_routes
 from compass_jax.model.transformer import Transformer
-from compass_jax.records import Group, StepArrays
-from compass_jax.report import read_metrics
 from compass_jax.rewards.score import Scorer
 from compass_jax.rl.bucketing import MicroBatch, plan
 from compass_jax.rl.correction import mismatch
@@ -65,7 +65,7 @@ from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose
-from compass_jax.session import load_tokenizer
+from compass_jax.runs.report import read_metrics
 from compass_jax.training import optim, step
 from compass_jax.training.learner import Learner
 from compass_jax.training.rl import run_rl

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks import rl_runs
+from compass_jax.commands.configs import smollm2_135m_cpu
 from compass_jax.commands.configured import load_config
 from compass_jax.config import (
     MoEConfig,
@@ -20,7 +21,6 @@ from compass_jax.config import (
     named_correction,
 )
 from compass_jax.config.stages import Import, Sft
-from compass_jax.configs import smollm2_135m_cpu
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.weights.gguf_folder import import_gguf
 from compass_jax.weights.hf_config import read_hf_config

@@ -28,12 +28,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks import experiments, rl_runs
-from compass_jax.allocator import tune_allocator
+from compass_jax.base.records import Rollout
 from compass_jax.commands.configured import load_config
 from compass_jax.config import RunConfig
 from compass_jax.data.prompts import train_prompts
+from compass_jax.devices.allocator import tune_allocator
 from compass_jax.experience.evaluate import decoder_of
-from compass_jax.records import Rollout
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose

@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 
+from compass_jax.base.records import Prompt
 from compass_jax.config import DataConfig, FileSource, ProceduralSource, RewardConfig
 from compass_jax.data.procedural import distinct_entries
-from compass_jax.records import Prompt
 from compass_jax.rewards.checks import build, checks_of
 from compass_jax.rewards.detect import notice
 from compass_jax.rewards.score import Scorer
-from compass_jax.tasks.rows import decode_row, encode_row
+from compass_jax.rewards.tasks.rows import decode_row, encode_row
 
 USERS = "benchmarks.slow_verifier:at_once"
 Rows = list[tuple[Prompt, str]]

@@ -4,7 +4,7 @@ import asyncio
 import json
 import urllib.request
 
-from compass_jax.tasks import Turn
+from compass_jax.rewards.tasks import Turn
 
 TOOL_S = 0.5
 OPENING, REPLY, TURN = 32, 16, 24  # tokens: of the first request, of the tool, of the model's turn

@@ -4,7 +4,7 @@ not import jax, so that workers start at once.
 
 import time
 
-from compass_jax.verifiers.extract import extract_answer
+from compass_jax.rewards.verifiers.extract import extract_answer
 
 WAIT_S = 0.05
 

@@ -26,8 +26,8 @@ from compass_jax.commands.configured import load_config
 from compass_jax.config import RunConfig, ZeroVarianceConfig
 from compass_jax.config.data import HELDOUT
 from compass_jax.config.lora import LoRAConfig
-from compass_jax.report.metrics import read_metrics
 from compass_jax.runs.compiled import keep_programs
+from compass_jax.runs.report.metrics import read_metrics
 from compass_jax.training.rl import run_rl
 from compass_jax.training.sft import run_sft
 

@@ -38,19 +38,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import experiments, rl_runs
-from compass_jax.allocator import tune_allocator
+from compass_jax.apps.pipeline.agreement import RULINGS, judged, own_judge, report
+from compass_jax.apps.pipeline.train_judge import Rated
+from compass_jax.commands.configs import smollm2_135m_cpu
 from compass_jax.config import RunConfig, apply
 from compass_jax.config.stages import Import
-from compass_jax.configs import smollm2_135m_cpu
 from compass_jax.data.pairs import split_pairs
-from compass_jax.from_files import judge_config
-from compass_jax.pipeline.agreement import RULINGS, judged, own_judge, report
-from compass_jax.pipeline.train_judge import Rated
-from compass_jax.rewards.agreement import Agreement
+from compass_jax.devices.allocator import tune_allocator
+from compass_jax.rewards.judges.agreement import Agreement
+from compass_jax.rewards.verifiers.judge import both_orders
 from compass_jax.runs.rundir import write_atomically
+from compass_jax.training.from_files import judge_config
 from compass_jax.training.scalar import ScalarModel, ScalarTrainer
 from compass_jax.training.sft import run_sft
-from compass_jax.verifiers.judge import both_orders
 from compass_jax.weights.gguf_folder import import_gguf
 
 NAME = "smollm2_judge"

@@ -27,9 +27,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks import experiments, rl_runs
-from compass_jax.allocator import tune_allocator
 from compass_jax.commands.configured import load_config
 from compass_jax.config import RLConfig, RLStage, RunConfig
+from compass_jax.devices.allocator import tune_allocator
 from compass_jax.runs.rundir import write_atomically
 from compass_jax.training.sft import run_sft
 

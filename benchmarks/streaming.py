@@ -177,7 +177,7 @@ def in_the_loop(folder: Path, steps: int) -> dict[str, Any]:
     """
     from compass_jax.data.streamed import ExampleStream
     from compass_jax.runs.telemetry import Telemetry
-    from compass_jax.session import RunState
+    from compass_jax.training.session import RunState
     from compass_jax.training.sft import SFTTrainer
 
     file = folder / "loop.jsonl"

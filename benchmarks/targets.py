@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from compass_jax.report.targets import Curve
+from compass_jax.runs.report.targets import Curve
 
 GAIN = 0.9  # share of a baseline's gain that makes a target
 EVALUATIONS = 3  # number of evaluations in a mean of `means_of_evaluations`

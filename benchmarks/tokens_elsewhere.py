@@ -31,7 +31,7 @@ from pathlib import Path
 
 from benchmarks import rl_runs, tokens_report
 from benchmarks.tokens_to_accuracy import GRPO, Cell, Experiment, Scale, cold_start, lock
-from compass_jax.allocator import tune_allocator
+from compass_jax.commands.configs import smollm2_135m_cpu
 from compass_jax.commands.configured import load_config
 from compass_jax.config import (
     ProceduralSource,
@@ -42,7 +42,7 @@ from compass_jax.config import (
     named_correction,
 )
 from compass_jax.config.stages import Import, Rl, Sft
-from compass_jax.configs import smollm2_135m_cpu
+from compass_jax.devices.allocator import tune_allocator
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.runs.compiled import keep_programs
 from compass_jax.runs.rundir import write_atomically

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks import rl_runs
 from benchmarks.targets import cost_to_stay, means_of_evaluations, target_of
-from compass_jax.report.targets import Curve, means_over
+from compass_jax.runs.report.targets import Curve, means_over
 
 Row = Mapping[str, Any]
 Smooth = Callable[[Curve], list[list[float]]]

@@ -68,7 +68,8 @@ import numpy as np
 from filelock import FileLock, Timeout
 
 from benchmarks import experiments, rl_runs, tokens_report
-from compass_jax.allocator import tune_allocator
+from compass_jax.apps.pipeline.offline_filter import Bounds, run_filter
+from compass_jax.commands.configs.mostly_hard_cpu import TOO_HARD, mostly_hard_cpu
 from compass_jax.config import (
     OptimConfig,
     ProceduralSource,
@@ -79,12 +80,12 @@ from compass_jax.config import (
     ZeroVarianceConfig,
 )
 from compass_jax.config.seam import seam_class
-from compass_jax.configs.mostly_hard_cpu import TOO_HARD, mostly_hard_cpu
 from compass_jax.data.keep import PassRate
 from compass_jax.data.prompts import train_prompts
+from compass_jax.data.tokenizer import load_tokenizer
+from compass_jax.devices.allocator import tune_allocator
 from compass_jax.experience.evaluate import evaluate_weights
 from compass_jax.experience.step_policies.screening import Screening
-from compass_jax.pipeline.offline_filter import Bounds, run_filter
 from compass_jax.rl.advantages.maxrl import MaxRL
 from compass_jax.rl.advantages.rloo import Rloo
 from compass_jax.rl.corrections.tis import Tis
@@ -92,7 +93,6 @@ from compass_jax.rl.objectives.grpo import Grpo, dapo_surrogate
 from compass_jax.rollout.drafts import Coupled, Lenient
 from compass_jax.runs.compiled import keep_programs
 from compass_jax.runs.rundir import write_atomically
-from compass_jax.session import load_tokenizer
 from compass_jax.training.rl import run_rl
 from compass_jax.training.sft import run_sft
 

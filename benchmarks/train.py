@@ -21,8 +21,8 @@ import numpy as np
 import torch
 
 from benchmarks import common
-from compass_jax.allocator import tune_allocator
 from compass_jax.config import ComputeConfig, ModelConfig, OptimConfig
+from compass_jax.devices.allocator import tune_allocator
 from compass_jax.model.flops import flops_per_token
 from compass_jax.model.params import decays, in_layout, training_layout
 from compass_jax.model.transformer import Transformer

@@ -29,13 +29,13 @@ from typing import Any
 
 from benchmarks.against_trl import TRL, Case, run_ours, run_trl, versions
 from benchmarks.experiments import commit
-from compass_jax.allocator import tune_allocator
+from compass_jax.commands.configs import smollm2_135m_cpu
 from compass_jax.config import RunConfig
 from compass_jax.config.data import HELDOUT
 from compass_jax.config.stages import Evaluate, Rl
-from compass_jax.configs import smollm2_135m_cpu
 from compass_jax.data.prompts import train_prompts
 from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.devices.allocator import tune_allocator
 from compass_jax.experience.evaluate import evaluate_weights
 from compass_jax.experience.paired import compare, read_evaluation
 from compass_jax.weights.convert import export_hf

@@ -26,7 +26,6 @@ import numpy as np
 from benchmarks import experiments, rl_runs
 from benchmarks import shop as shop_rl
 from benchmarks.tokenizer_training import train_tokenizer
-from compass_jax.allocator import tune_allocator
 from compass_jax.config import (
     EvalConfig,
     RunConfig,
@@ -34,6 +33,7 @@ from compass_jax.config import (
     ZeroVarianceConfig,
     named_correction,
 )
+from compass_jax.devices.allocator import tune_allocator
 from compass_jax.runs.rundir import write_atomically
 from examples.shop import shop
 

@@ -38,9 +38,10 @@ from scipy import special
 
 from benchmarks import experiments, rl_runs
 from benchmarks.tokens_to_accuracy import base_config, cold_start
-from compass_jax.allocator import tune_allocator
+from compass_jax.apps.pipeline.offline_filter import FILE, Bounds, run_filter
+from compass_jax.base.records import Prompt
+from compass_jax.commands.configs.mostly_hard_cpu import TOO_HARD
 from compass_jax.config import OptimConfig, ProceduralSource, RunConfig, ZeroVarianceConfig
-from compass_jax.configs.mostly_hard_cpu import TOO_HARD
 from compass_jax.data.keep import PassRate, read_pass_rates
 from compass_jax.data.posterior import PosteriorSelector, coverage
 from compass_jax.data.predictors.label import Label
@@ -48,12 +49,11 @@ from compass_jax.data.predictors.state import State
 from compass_jax.data.predictors.text import Text
 from compass_jax.data.prompts import train_prompts
 from compass_jax.data.stream import PromptStream
+from compass_jax.data.tokenizer import load_tokenizer
+from compass_jax.devices.allocator import tune_allocator
 from compass_jax.experience.step_policies.screening import Screening
-from compass_jax.pipeline.offline_filter import FILE, Bounds, run_filter
-from compass_jax.records import Prompt
 from compass_jax.runs.compiled import keep_programs
 from compass_jax.runs.rundir import write_atomically
-from compass_jax.session import load_tokenizer
 from compass_jax.training.building import Building
 from compass_jax.training.loop import RLTrainer
 from compass_jax.training.rl import rl_steps

@@ -112,16 +112,16 @@ from benchmarks.unlabelled_report import (
     score,
     smoothed,
 )
-from compass_jax.allocator import tune_allocator
+from compass_jax.base.records import Prompt
+from compass_jax.commands.configs.mostly_hard_cpu import TOO_HARD
 from compass_jax.config import OptimConfig, RunConfig
-from compass_jax.configs.mostly_hard_cpu import TOO_HARD
 from compass_jax.data.posterior import PosteriorSelector
 from compass_jax.data.predictors.inputs import Prediction
 from compass_jax.data.predictors.label import Label
 from compass_jax.data.predictors.state import State
 from compass_jax.data.predictors.text import Text
+from compass_jax.devices.allocator import tune_allocator
 from compass_jax.experience.evaluate import answers, evaluate_weights
-from compass_jax.records import Prompt
 from compass_jax.rl.advantages.predicted import Predicted
 from compass_jax.rl.advantages.shrunk import Shrunk
 from compass_jax.rl.objectives.grpo import dapo_surrogate

@@ -14,7 +14,7 @@ import numpy as np
 from scipy import stats
 
 from benchmarks.rl_runs import COLOURS, spread
-from compass_jax.report.targets import Curve, first_passage, means_over
+from compass_jax.runs.report.targets import Curve, first_passage, means_over
 
 Row = dict[str, Any]
 BASELINE, GAIN = "grpo", 0.9

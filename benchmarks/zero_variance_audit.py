@@ -28,7 +28,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks import experiments, rl_runs
-from compass_jax.allocator import tune_allocator
+from compass_jax.apps.pipeline.offline_filter import Bounds, run_filter
+from compass_jax.base.records import Prompt
 from compass_jax.commands.configured import load_config
 from compass_jax.config import (
     OptimConfig,
@@ -39,9 +40,8 @@ from compass_jax.config import (
 )
 from compass_jax.data.keep import PassRate
 from compass_jax.data.prompts import train_prompts
+from compass_jax.devices.allocator import tune_allocator
 from compass_jax.experience.evaluate import answers, decoder_of
-from compass_jax.pipeline.offline_filter import Bounds, run_filter
-from compass_jax.records import Prompt
 from compass_jax.rewards.score import Scorer
 from compass_jax.rl.objectives.grpo import Grpo, dapo_surrogate
 from compass_jax.rollout.sampling import Purpose, Sampler

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from compass_jax.library import Steps
-    from compass_jax.run import Run
+    from compass_jax.commands.library import Steps
+    from compass_jax.commands.run import Run
 
 __version__ = "0.2.0"
 
@@ -49,7 +49,7 @@ def train(
     from compass_jax.runs.signals import hide_slow_compile_notes
 
     hide_slow_compile_notes()
-    from compass_jax.library import train as run
+    from compass_jax.commands.library import train as run
 
     files = [data] if isinstance(data, str) else list(data)
     return run(model, files, reward, evaluation, method, run_dir, settings or {})
@@ -77,7 +77,7 @@ def steps(
     from compass_jax.runs.signals import hide_slow_compile_notes
 
     hide_slow_compile_notes()
-    from compass_jax.library import steps as begin
+    from compass_jax.commands.library import steps as begin
 
     files = [data] if isinstance(data, str) else list(data)
     return begin(model, files, reward, evaluation, method, run_dir, settings or {})
@@ -87,6 +87,6 @@ def __getattr__(name: str) -> Any:
     """Imports `Run` when it is first used."""
     if name != "Run":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from compass_jax.run import Run
+    from compass_jax.commands.run import Run
 
     return Run

@@ -49,7 +49,7 @@ from compass_jax.config.stages import (
 from compass_jax.rl.objectives.espo import Espo
 
 TOKENIZER = str(Path(__file__).resolve().parent / "tiny_judge_tokenizer")
-LESSONS = "compass_jax.configs.tiny_tasks.lessons"
+LESSONS = "compass_jax.commands.configs.tiny_tasks.lessons"
 SEEN = (("seed", 1),)  # the base's rows differ from the parents'
 HASTY = (("each", 1500), ("worked", 0.25), ("hasty", True))
 

@@ -16,11 +16,11 @@ from typing import Annotated
 
 import numpy as np
 
+from compass_jax.base.records import Group
 from compass_jax.config import RLConfig, StepHook
 from compass_jax.config.errors import check
 from compass_jax.config.ranges import Count, CountOrOff, Range
 from compass_jax.experience.growth import known_rewards, varies
-from compass_jax.records import Group
 from compass_jax.training.hooks.base import StepRecord
 
 DRAW = 19  # the purpose of these draws in their key

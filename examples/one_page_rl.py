@@ -15,6 +15,7 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from compass_jax.base.records import Prompt, Rollout, StepArrays
 from compass_jax.config import (
     AlgorithmConfig,
     ComputeConfig,
@@ -28,7 +29,6 @@ from compass_jax.config import (
 )
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.model.transformer import Transformer, init_params
-from compass_jax.records import Prompt, Rollout, StepArrays
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine

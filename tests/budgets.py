@@ -17,7 +17,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Mapping
 
-from house_rules import PACKAGE, ROOT, _hints, imports, module_name, sources
+from house_rules import PACKAGE, ROOMS, ROOT, _hints, imports, module_name, sources
 
 BUDGETS = ROOT / "tests" / "budgets.toml"
 MIDDLE = ("training/loop.py", "training/learner.py", "experience/buffer.py")
@@ -64,9 +64,22 @@ def _at_run_time(tree: ast.AST) -> ast.Module:
 
 def file_circles(modules: Modules) -> list[list[str]]:
     """Returns the groups of files that import each other, directly or through other files."""
-    below = imported_files(modules)
-    reached = {module: _reached(module, below) for module in below}
-    groups = {frozenset(x for x in reached[m] if m in reached[x]) for m in below}
+    return _circles(imported_files(modules))
+
+
+def room_circles(modules: Modules) -> list[list[str]]:
+    """Returns the groups of rooms that import each other at run time."""
+    below: dict[str, set[str]] = {room: set() for room in ROOMS}
+    for module, names in imported_files(modules).items():
+        room = module.partition(".")[0]
+        if room in below:
+            below[room] |= {name.partition(".")[0] for name in names} & set(ROOMS)
+    return _circles(below)
+
+
+def _circles(below: Mapping[str, set[str]]) -> list[list[str]]:
+    reached = {name: _reached(name, below) for name in below}
+    groups = {frozenset(x for x in reached[name] if name in reached[x]) for name in below}
     return sorted(sorted(group) for group in groups if len(group) > 1)
 
 
@@ -80,10 +93,10 @@ def _reached(module: str, below: Mapping[str, set[str]]) -> set[str]:
 
 
 def any_hints(modules: Modules) -> int:
-    """Returns how often annotations and aliases say Any, or an alias of aliases.py for it."""
+    """Returns how often annotations and aliases say Any, or an alias of base/aliases.py for it."""
     aliases = {
         node.target.id
-        for node in ast.walk(modules["aliases"])
+        for node in ast.walk(modules["base.aliases"])
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name)
     }
     loose = aliases | {"Any"}
@@ -141,6 +154,7 @@ def measured() -> dict[str, dict[str, float]]:
         "docs": {"words": words_of_docs()},
         "only_falling": {
             "circles_of_files": len(file_circles(modules)),
+            "circles_of_rooms": len(room_circles(modules)),
             "any_per_1000_lines": round(1000 * any_hints(modules) / sum(rooms.values()), 1),
             "signatures_with_run_config": run_signatures(modules),
             "vague_names_per_1000": vague_bindings(modules),

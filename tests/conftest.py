@@ -49,7 +49,7 @@ settings.load_profile("unhurried")
 
 # The hook rewrites these modules when they are imported, so it must come before their imports.
 jaxtyping.install_import_hook(
-    ["compass_jax.rl", "compass_jax.masked", "compass_jax.model"], "beartype.beartype"
+    ["compass_jax.rl", "compass_jax.base.masked", "compass_jax.model"], "beartype.beartype"
 )
 
 

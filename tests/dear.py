@@ -21,10 +21,10 @@ LIMIT_S = 2.5  # of set-up, call and tear-down together
 KEPT = frozenset(
     {
         "tests/examples/test_one_page.py::test_one_page_raises_the_reward_and_writes_a_folder",
-        "tests/families/test_architectures.py::"
+        "tests/model/families/test_architectures.py::"
         "test_greedy_tokens_through_the_engine_equal_those_of_transformers[mixtral-rows]",
-        "tests/test_from_files.py::test_one_call_trains_with_a_function",
-        "tests/test_sharding.py::test_log_probs_loss_and_gradients_are_those_of_one_device"
+        "tests/training/test_from_files.py::test_one_call_trains_with_a_function",
+        "tests/devices/test_sharding.py::test_log_probs_loss_and_gradients_are_those_of_one_device"
         "[fsdp2-expert4]",
         "tests/training/test_loop.py::test_a_run_writes_metrics_rollouts_and_checkpoints",
         "tests/training/test_own_engine.py::"

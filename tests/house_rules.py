@@ -14,106 +14,89 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "compass_jax"
 CODE_FOLDERS = ("compass_jax", "configs", "docs", "examples", "launch", "tests", "benchmarks")
 
-# The rooms that each room may import, itself included. A room is a folder of the package or one of
-# its top-level files; the longest matching entry decides. ANY is for rooms that put everything
-# together.
+# The folders of the package, from the ground up: a room imports none that comes after it.
+ROOMS = ("base", "config", "devices", "model", "rl", "rewards", "data", "weights", "rollout")
+ROOMS += ("runs", "experience", "training", "apps", "commands")
+# What each room may import, itself included. An entry is a room, or a folder or file in it; the
+# longest that fits decides. ANY is for entries that put everything together.
 ANY = None
-BASE = {"records", "config", "masked", "untrusted", "programs"}
-MODEL = BASE | {"sharding", "model"}
-SAMPLED = MODEL | {"rollout", "rl", "rewards", "experience", "data", "tasks"}
-GROUND = {"aliases", "errors", "processes"}  # every room may import these
-RUN = {"config", "untrusted", "runs", "trackers", "report"}
+GROUND = {"base", "devices.processes"}  # every room may import these
+MODEL = {"base.masked", "base.programs", "config", "devices.sharding", "model"}
+SAMPLED = MODEL | {"rollout", "rl", "rewards", "experience", "data"}
 LAYERS = {
-    "aliases": set(),
-    "records": set(),
-    "config": {"chat", "config", "untrusted", "verifiers"},
-    "masked": set(),
-    "programs": set(),
-    "chips": set(),
-    "model.experts.kernels": MODEL | {"extras"},
+    "base": {"base"},
+    "base.masked": set(),
+    "base.programs": set(),
+    "config": {"config"},
+    "config.kinds": set(),
+    "devices": {"config"},
+    "devices.allocator": set(),
+    "devices.chips": set(),
+    "devices.distributed": {"config"},
+    "devices.machine": set(),
+    "devices.processes": set(),
+    "devices.sharding": {"config"},
+    "devices.tpu_flags": set(),
+    "devices.tpu_versions": {"config"},
+    "model": MODEL,
+    "model.families": {"config", "model.families"},
+    "rl": {"base.masked", "base.programs", "config", "rl"},
+    "rewards": {"config", "rewards"},
+    "rewards.penalties": set(),
+    "rewards.tasks": {"config", "rewards.tasks"},
+    "rewards.verifiers": {"config.kinds", "rewards.verifiers", "rewards.verifiers.program_child"},
+    "rewards.verifiers.program_child": set(),
+    "data": {"config", "data", "rewards.tasks", "rewards.verifiers"},
+    "weights": MODEL | {"devices.distributed", "weights"},
+    "weights.state": set(),
+    "rollout": MODEL | {"rollout"},
+    "rollout.jetstream_api": MODEL | {"data", "rollout"},
+    "rollout.remote": MODEL | {"devices.distributed", "rollout", "weights"},
+    "rollout.serving": {"config", "data", "rollout"},
+    "runs": {"config", "runs"},
     "runs.compiled": set(),
     "runs.compiler_clock": set(),
-    "library": ANY,
-    "run": ANY,
-    "presets": {"config", "rl"},
-    "from_files": MODEL | {"data", "machine", "memory", "presets", "rl", "weights"},
-    "allocator": set(),
-    "machine": set(),
-    "memory": MODEL | {"machine", "rollout"},
-    "session": {"config", "data", "distributed", "rewards", "runs", "tpu_versions", "trackers"}
-    | {"weights"},
-    "extras": set(),
-    "tpu_flags": set(),
-    "tpu_versions": {"config", "extras"},
-    "token_ids": {"untrusted"},
-    "untrusted": set(),
-    "plan": ANY,
-    "pipeline": ANY,
-    "distributed": {"config"},
-    "families": {"config", "families"},
-    "sharding": BASE,
-    "model": MODEL,
-    "rollout": MODEL | {"rollout"},
-    "rollout.jetstream_api": MODEL | {"rollout", "data"},
+    "runs.signals": set(),
+    "runs.trackers": {"config", "runs.trackers"},
     "experience": MODEL | {"rollout", "rl", "rewards", "experience"},
     "experience.episodes": SAMPLED,
-    "experience.episodes.play": {"config", "data", "tasks"},
-    "rl": BASE | {"rl"},
-    "chat": {"untrusted", "chat"},
-    "tools": {"chat"},
-    "tasks": {"config", "untrusted", "chat", "tasks"},
-    "rewards": {"records", "config", "untrusted", "chat", "tasks", "verifiers", "rewards"},
-    "rewards.penalties": set(),
-    "verifiers": {"untrusted", "chat", "verifiers"},
-    "verifiers.program_child": set(),
-    "curate": SAMPLED
-    | {
-        "chat",
-        "curate",
-        "extras",
-        "families",
-        "from_files",
-        "runs",
-        "token_ids",
-        "verifiers",
-        "weights",
-    },
-    "data": {"records", "config", "untrusted", "tasks", "token_ids", "chat", "data", "verifiers"},
-    "weights.state": set(),
-    "weights": MODEL | {"extras", "families", "weights", "distributed", "token_ids"},
-    "samplers": MODEL | {"rollout", "weights", "distributed", "samplers"},
-    "training": MODEL | {"chips", "runs.compiler_clock", "rl", "training", "rewards.penalties"},
+    "experience.episodes.play": {"config", "data", "rewards.tasks"},
+    "experience.evaluate": SAMPLED | {"devices.distributed", "runs", "weights"},
+    "experience.evaluated": MODEL | {"rollout", "rl", "rewards", "experience", "runs"},
+    "experience.paired": {"experience", "runs"},
+    "experience.scorer": {"config", "data", "devices.distributed", "rewards"},
+    "training": MODEL
+    | {"devices.chips", "rewards.penalties", "rl", "runs.compiler_clock", "training"},
     "training.building": ANY,
     "training.episodes": ANY,
     "training.evaluations": ANY,
+    "training.from_files": MODEL | {"data", "devices.machine", "rl", "training", "weights"},
     "training.hand_over": ANY,
-    "training.own_engine": ANY,
+    "training.header": {"config"},
     "training.hooks": MODEL | {"training", "experience", "rl"},
-    "training.hooks.callbacks": BASE | {"distributed", "training"},
+    "training.hooks.callbacks": MODEL | {"devices.distributed", "training"},
     "training.hooks.notices": MODEL | {"rl", "training", "experience", "rewards"},
     "training.hooks.own": {"config", "training", "weights.state"},
-    "training.hooks.samples": MODEL | {"training", "data", "experience", "runs", "serving"},
+    "training.hooks.samples": MODEL | {"data", "experience", "rollout", "runs", "training"},
     "training.hooks.step_metrics": ANY,
     "training.idle_settings": MODEL | {"rl", "training", "experience", "rewards"},
-    "training.parts": ANY,
-    "training.saved": MODEL | {"data", "experience", "runs", "training", "weights"},
-    "training.header": {"config"},
     "training.loop": ANY,
+    "training.memory": MODEL | {"devices.machine", "rollout"},
+    "training.own_engine": ANY,
     "training.own_judge": ANY,
+    "training.parts": ANY,
+    "training.presets": {"config", "rl"},
     "training.rl": ANY,
+    "training.saved": MODEL | {"data", "experience", "runs", "training", "weights"},
     "training.scalar": ANY,
+    "training.session": {"config", "data", "devices.distributed", "devices.tpu_versions"}
+    | {"rewards", "runs", "weights"},
     "training.sft": ANY,
-    "trackers": {"config", "extras", "trackers"},
-    "errors": set(),
-    "processes": {"processes"},
-    "runs.signals": set(),
-    "report": RUN,
-    "experience.evaluate": SAMPLED | {"runs", "report", "session", "weights", "distributed"},
-    "experience.paired": {"experience", "untrusted", "report", "runs"},
-    "experience.evaluated": (MODEL | {"rollout", "rl", "rewards", "experience", "runs"}),
-    "runs": {"config", "untrusted", "trackers", "runs"},
+    "apps": set(),
+    "apps.curate": SAMPLED | {"apps.curate", "runs", "training.from_files", "weights"},
+    "apps.pipeline": ANY,
+    "apps.plan": ANY,
     "commands": ANY,
-    "serving": {"records", "config", "untrusted", "data", "rollout", "serving", "chat"},
     "__main__": ANY,
     "__init__": ANY,
 }
@@ -145,9 +128,10 @@ IMPURE_MODULES = {
 IMPURE_MODULES |= {"os", "io", "pathlib", "shutil", "tempfile"}
 LIGHT = PURE
 # Rooms whose functions may take or return a RunConfig.
-WHOLE_RUN = ("commands", "config", "curate.merge_sweep", "experience.evaluate", "from_files")
-WHOLE_RUN += ("plan.programs", "plan.search", "runs.rundir", "pipeline.train_judge")
-WHOLE_RUN += ("training.building", "training.rl", "training.sft")
+WHOLE_RUN = ("commands", "config", "experience.evaluate", "runs.rundir")
+WHOLE_RUN += ("apps.curate.merge_sweep", "apps.pipeline.train_judge", "apps.plan.programs")
+WHOLE_RUN += ("apps.plan.search", "training.building", "training.from_files", "training.rl")
+WHOLE_RUN += ("training.sft",)
 HEAVY = (
     "grain",
     "tyro",
@@ -207,9 +191,7 @@ def layer_offences(module: str, tree: ast.AST) -> list[str]:
 
 
 def imported_rooms(modules: Mapping[str, ast.AST]) -> dict[str, set[str]]:
-    """Returns, for each folder and each top-level file of the package, which of the others it
-    imports.
-    """
+    """Returns, for each room of the package, which of the others it imports."""
     imported: dict[str, set[str]] = {module.split(".")[0]: set() for module in modules}
     for module, tree in modules.items():
         names = {name.split(".")[1] for name in imports(tree) if name.startswith("compass_jax.")}
@@ -348,7 +330,7 @@ def error_offences(module: str, tree: ast.Module) -> list[str]:
     their traceback.
     """
     offences = []
-    for node in tree.body if module != "errors" else ():
+    for node in tree.body if module != "base.errors" else ():
         bases = [getattr(b, "id", "") for b in node.bases] if isinstance(node, ast.ClassDef) else []
         kinds = [getattr(builtins, name, None) for name in bases]
         custom_bases = [

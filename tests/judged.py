@@ -20,7 +20,7 @@ def said(text: Any) -> dict[str, Any]:
 
 
 def quoted(content: str, name: str) -> str:
-    """Returns one of the texts that `verifiers/judge.py:messages` quotes."""
+    """Returns one of the texts that `rewards/verifiers/judge.py:messages` quotes."""
     block = content.split(f"{name}:\n", 1)[1].split("\n\n", 1)[0]
     return "\n".join(line.removeprefix("> ") for line in block.splitlines())
 

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from compass_jax.base.records import Prompt
 from compass_jax.commands.options import Serve
 from compass_jax.commands.serve import make_engine, openai_server
 from compass_jax.config import ComputeConfig, ModelConfig, MoEConfig, RolloutConfig
@@ -18,7 +19,6 @@ from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.model.logprobs import head_weights
 from compass_jax.model.params import to_decode
 from compass_jax.model.transformer import Transformer, apply, init_params
-from compass_jax.records import Prompt
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose, Sampler

@@ -12,7 +12,7 @@ def modules_of(**texts):
 
 
 def test_lines_count_for_their_room():
-    texts = {"rl/a.py": "x\ny\n", "rl/b/c.py": "z\n", "run.py": "x\n\n"}
+    texts = {"rl/a.py": "x\ny\n", "rl/b/c.py": "z\n", "__main__.py": "x\n\n"}
     assert budgets.room_lines(texts) == {"rl": 3, "top": 2}
 
 
@@ -28,10 +28,27 @@ def test_files_that_import_each_other_are_a_circle_also_inside_functions():
     assert budgets.file_circles(modules) == []
 
 
+def test_rooms_that_import_each_other_through_several_files_are_a_circle():
+    modules = modules_of(
+        data__rows="from compass_jax.rewards.tasks import Task",
+        rewards__tasks="",
+        rewards__score="def f():\n    from compass_jax.base.chat import find",
+        base__chat="import compass_jax.config.io",
+        config__io="",
+        library="import compass_jax.data.rows",
+    )
+    assert budgets.room_circles(modules) == []
+    modules |= modules_of(config__io="def f():\n    from compass_jax.data import rows")
+    assert budgets.room_circles(modules) == [["base", "config", "data", "rewards"]]
+    assert budgets.file_circles(modules) == []
+
+
 def test_any_counts_through_its_aliases():
     aliases = "from typing import Any, TypeAlias\nTree: TypeAlias = Any\n"
-    text = "from compass_jax.aliases import Tree\ndef f(x: Tree, y: dict[str, Any]) -> Tree: ..."
-    assert budgets.any_hints(modules_of(aliases=aliases, a=text)) == 1 + 3
+    text = (
+        "from compass_jax.base.aliases import Tree\ndef f(x: Tree, y: dict[str, Any]) -> Tree: ..."
+    )
+    assert budgets.any_hints(modules_of(base__aliases=aliases, a=text)) == 1 + 3
 
 
 @pytest.mark.parametrize("name", ["RunConfig", "Section"])

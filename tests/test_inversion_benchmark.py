@@ -11,7 +11,7 @@ from tiny_run import tiny_run
 
 from benchmarks import inversion, inversion_task
 from benchmarks.tokenizer_training import train_tokenizer
-from compass_jax.verifiers import judge
+from compass_jax.rewards.verifiers import judge
 
 VALUES = {"Worse": -1, "Tie": 0, "Better": 1}
 

@@ -12,16 +12,16 @@ from tiny import COMPUTE, EOS, ROLLOUT, make_prompt, random_params
 from tiny import MODEL as TINY
 from tiny_run import tiny_run
 
+from compass_jax.apps.plan.programs import known_ids
 from compass_jax.config import MeshConfig
+from compass_jax.devices.sharding import Placement, make_mesh
 from compass_jax.model.logprobs import known_columns, token_logprobs
 from compass_jax.model.params import place
 from compass_jax.model.transformer import Transformer
-from compass_jax.plan.programs import known_ids
 from compass_jax.rl.objectives.espo import Espo, clip_range
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose, RowSampling, Sampler, sample, sample_keys
-from compass_jax.sharding import Placement, make_mesh
 from compass_jax.training import step
 from compass_jax.weights.sync import sync_weights
 

@@ -47,7 +47,7 @@ def wheel(tmp_path_factory):
 def test_the_wheel_holds_the_package_and_its_configurations_and_nothing_else(wheel):
     names = set(zipfile.ZipFile(wheel).namelist())
     assert len(SHIPPED_FILES) >= 10
-    assert {f"compass_jax/{name}" for name in SHIPPED_FILES} <= names
+    assert {f"compass_jax/commands/{name}" for name in SHIPPED_FILES} <= names
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"compass_jax"}
     modules = {
         str(file.relative_to(ROOT))
@@ -55,7 +55,10 @@ def test_the_wheel_holds_the_package_and_its_configurations_and_nothing_else(whe
         if "__pycache__" not in file.parts
     }
     assert modules <= names
-    web = {f"compass_jax/report/web/{x.name}" for x in (ROOT / "compass_jax/report/web").iterdir()}
+    web = {
+        f"compass_jax/runs/report/web/{x.name}"
+        for x in (ROOT / "compass_jax/runs/report/web").iterdir()
+    }
     assert len(web) >= 12 and web <= names
     entry = next(name for name in names if name.endswith("entry_points.txt"))
     assert "compass = compass_jax.commands.cli:main" in zipfile.ZipFile(wheel).read(entry).decode()
@@ -80,14 +83,14 @@ def test_an_installed_package_finds_its_configuration_by_name_from_an_empty_fold
     # A dry run opens the tokenizer, the prompts and the verifiers.
     planned = run("train", "tiny_reasoning_cpu", "--dry-run")
     assert planned.returncode == 0, planned.stderr
-    tokenizer = site / "compass_jax" / "configs" / "tiny_tokenizer"
+    tokenizer = site / "compass_jax" / "commands" / "configs" / "tiny_tokenizer"
     assert str(tokenizer) in planned.stdout
     assert "520 held out" in planned.stdout
     # the shipped pipeline's rows, made here, and judged in a worker
     planned = run("pipeline", "compass_max_tiny_cpu", "--dry-run")
     assert planned.returncode == 0, planned.stderr
     assert "1 asked-chains: rows of nothing" in planned.stdout
-    task = "compass_jax.configs.tiny_tasks.lessons:sums"
+    task = "compass_jax.commands.configs.tiny_tasks.lessons:sums"
     judged = run("try", task, "--response", "<answer>none</answer>")
     assert judged.returncode == 0, judged.stderr
     assert '"prompt": "Sum: ' in judged.stdout and "reward      0" in judged.stdout

@@ -7,10 +7,10 @@ import pytest
 
 from benchmarks import posterior_coverage as experiment
 from benchmarks import tokens_to_accuracy
+from compass_jax.base.records import Outcome, Prompt
 from compass_jax.config import RewardConfig, ZeroVarianceConfig
 from compass_jax.data.keep import PassRate
 from compass_jax.data.posterior import PosteriorSelector
-from compass_jax.records import Outcome, Prompt
 
 SAMPLES = 64
 

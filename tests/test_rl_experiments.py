@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from benchmarks import rl_runs, synthetic_tasks, zero_variance_audit
-from compass_jax.records import Prompt
+from compass_jax.base.records import Prompt
 from compass_jax.rewards.checks import Check, build
-from compass_jax.verifiers.kinds.texts import length
+from compass_jax.rewards.verifiers.kinds.texts import length
 
 SHARES = ("verifier_signal", "shaping_signal", "entropy_signal", "none")
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import eight_bit, measures, same_tokens, slow_verifier
-from compass_jax.records import Prompt, Rollout
+from compass_jax.base.records import Prompt, Rollout
 
 
 def rollout(tokens, logp=None):

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.smollm2_judge import KINDS, UNSURE, by_fact, known, pairs, questions, table
 from compass_jax.data.preferences import asked_in_both_orders
-from compass_jax.rewards.agreement import agreement
+from compass_jax.rewards.judges.agreement import agreement
 
 FACTS = [(kind, thing) for kind in KINDS for thing in kind.facts]
 ASKED = questions(FACTS)

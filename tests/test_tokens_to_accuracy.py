@@ -15,12 +15,12 @@ from benchmarks import experiments, tokens_report
 from benchmarks import tokens_to_accuracy as experiment
 from benchmarks.targets import cost_to_stay, means_of_evaluations, target_of
 from benchmarks.tokens_report import Ratio
-from compass_jax.configs import mostly_hard_cpu
+from compass_jax.commands.configs import mostly_hard_cpu
 from compass_jax.data.keep import kept_prompts
 from compass_jax.data.prompts import heldout_prompts, train_prompts
 from compass_jax.data.sft import sft_examples
-from compass_jax.report.targets import first_passage, means_over
-from compass_jax.session import load_tokenizer
+from compass_jax.data.tokenizer import load_tokenizer
+from compass_jax.runs.report.targets import first_passage, means_over
 
 
 def test_most_prompts_are_too_hard_and_held_out_ones_are_of_the_same_mix(tmp_path):

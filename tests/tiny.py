@@ -6,9 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from compass_jax.base.records import Prompt
 from compass_jax.config import ComputeConfig, ModelConfig, MoEConfig, RolloutConfig
 from compass_jax.model.params import abstract_params
-from compass_jax.records import Prompt
 
 EOS = 1
 MODEL = ModelConfig(

@@ -14,19 +14,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from compass_jax.base.extras import how_to_install
+from compass_jax.base.records import Prompt
+from compass_jax.base.token_ids import end_ids
 from compass_jax.commands.check import CheckError
 from compass_jax.config import ComputeConfig, ModelConfig, RolloutConfig
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.extras import how_to_install
-from compass_jax.families.raw import WeightsError
+from compass_jax.model.families.raw import WeightsError
 from compass_jax.model.logprobs import head_weights, logits_of
 from compass_jax.model.params import to_decode
 from compass_jax.model.transformer import Transformer, apply
-from compass_jax.records import Prompt
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose, Sampler
-from compass_jax.token_ids import end_ids
 from compass_jax.weights.hf import load_params
 from compass_jax.weights.hf_config import read_hf_config, read_json
 

@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from compass_jax.base.errors import UserError
 from compass_jax.commands.options import Tasks
 from compass_jax.config import (
     ConfigError,
@@ -17,15 +18,14 @@ from compass_jax.config import (
     TaskSource,
 )
 from compass_jax.config.data import Source
+from compass_jax.config.kinds import kinds
 from compass_jax.config.named import is_name, load
 from compass_jax.config.verifiers import JUDGE
 from compass_jax.data.procedural import open_dataset
 from compass_jax.data.questions import Question, questions
-from compass_jax.errors import UserError
-from compass_jax.tasks.environment import Environment
-from compass_jax.tasks.rows import encode_row
-from compass_jax.tasks.task import Task
-from compass_jax.verifiers.base import kinds
+from compass_jax.rewards.tasks.environment import Environment
+from compass_jax.rewards.tasks.rows import encode_row
+from compass_jax.rewards.tasks.task import Task
 
 OWN_SCORERS = "reasoning_gym"
 SHIPPED = ("compass_jax.data.bfcl", "compass_jax.data.human_eval")  # modules with tasks

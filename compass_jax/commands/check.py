@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from compass_jax.base.errors import UserError
 from compass_jax.config import ConfigError, ModelConfig
 from compass_jax.config.foreign import hub_hint
 from compass_jax.config.io import read_config
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.vocabulary import TokenizerError
-from compass_jax.errors import UserError
-from compass_jax.families.raw import WeightsError
+from compass_jax.model.families.raw import WeightsError
 from compass_jax.weights import sound
 from compass_jax.weights.dequantize import dequantized
 from compass_jax.weights.hf import import_notices, tensor_problems

@@ -15,11 +15,12 @@ import platform
 import sys
 from importlib import metadata
 
-from compass_jax.aliases import Json
-from compass_jax.allocator import tune_allocator
+from compass_jax.base.aliases import Json
+from compass_jax.base.errors import CompassError
 from compass_jax.commands.parsing import HELP, help_text, is_configured, parse, repeated_option
 from compass_jax.commands.table import BY_NAME, overview, unknown_command
-from compass_jax.errors import CompassError
+from compass_jax.devices.allocator import tune_allocator
+from compass_jax.devices.tpu_flags import attached_generation, compile_alone, set_flags
 from compass_jax.runs import words
 from compass_jax.runs.signals import (
     STATUSES,
@@ -29,7 +30,6 @@ from compass_jax.runs.signals import (
     leave,
     prepare_streams,
 )
-from compass_jax.tpu_flags import attached_generation, compile_alone, set_flags
 
 TRAINS = ("demo", "sft", "train", "train-judge")
 

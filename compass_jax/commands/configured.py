@@ -14,7 +14,8 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from compass_jax.aliases import Json, JsonMapping, JsonObject
+from compass_jax.base.aliases import Json, JsonMapping, JsonObject
+from compass_jax.base.untrusted import parse_json, read_text
 from compass_jax.commands.options import Compiling, Configured, Eval, Train, TrainJudge
 from compass_jax.commands.overrides import settings_help
 from compass_jax.commands.parsing import help_text
@@ -38,11 +39,10 @@ from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.config.ranges import check_fields, describe_value
 from compass_jax.config.words import read_arguments
 from compass_jax.config.yaml_text import parse_yaml
-from compass_jax.families import find as families
+from compass_jax.model.families import find as families
 from compass_jax.runs.rundir import recorded_sizes, staged
-from compass_jax.untrusted import parse_json, read_text
 
-SHIPPED = Path(__file__).resolve().parents[1] / "configs"  # installed with the package
+SHIPPED = Path(__file__).resolve().parent / "configs"  # installed with the package
 FOLDERS = (Path("configs"), SHIPPED)
 PLAIN = (".yaml", ".yml", ".json")  # suffixes of configurations without code
 T = TypeVar("T")
@@ -240,9 +240,9 @@ def config_from_options(
     options: Json, settings: JsonMapping = NO_SETTINGS, command: str = "train"
 ) -> RunConfig:
     """Returns the configuration for `--model`, `--data`, `--reward`, `--eval` and `--preset`
-    (from_files.py), with `settings`. Raises ConfigError for a missing option.
+    (training/from_files.py), with `settings`. Raises ConfigError for a missing option.
     """
-    from compass_jax.distributed import initialize, require_single_process
+    from compass_jax.devices.distributed import initialize, require_single_process
 
     config = getattr(options, "config", "")
     check(not config, f"CONFIG {config} and --model {options.model}: give one of the two")
@@ -251,8 +251,8 @@ def config_from_options(
     check(bool(data), "--data FILE is missing: which prompts or conversations to train on?")
     require_single_process(f"compass {command} --model")
     initialize()
-    from compass_jax import from_files
-    from compass_jax.presets import DEFAULT
+    from compass_jax.training import from_files
+    from compass_jax.training.presets import DEFAULT
 
     model = options.model
 
@@ -401,8 +401,8 @@ def _fitted(
     settings: Collection[str],
 ) -> tuple[str, str]:
     """Returns lines on what was chosen by the size of the data; empty if nothing was."""
-    from compass_jax.from_files import describe_answer
-    from compass_jax.presets import DEFAULT, describe_changes
+    from compass_jax.training.from_files import describe_answer
+    from compass_jax.training.presets import DEFAULT, describe_changes
 
     method = options.preset or DEFAULT
     changes = describe_changes(method, rl, rollout.max_new_tokens, settings)
@@ -443,7 +443,7 @@ def _in_processes(options: Json, run: Callable[[], int]) -> int:
     """Calls `run` in all processes of the run, with the cache of programs if it compiles any."""
     if not isinstance(options, Compiling):
         return run()
-    from compass_jax.distributed import processes
+    from compass_jax.devices.distributed import processes
 
     with processes():
         keep_compiled(options)

@@ -17,14 +17,14 @@ from typing import NamedTuple
 import numpy as np
 from rich.console import Console
 
-from compass_jax.aliases import JsonObject
+from compass_jax.base.aliases import JsonObject
 from compass_jax.commands.configured import SHIPPED, load_config
 from compass_jax.config import RunConfig, ZeroVarianceConfig
 from compass_jax.config.predictor import default_predictor
 from compass_jax.experience.paired import read_summary
-from compass_jax.report import read_metrics, run_report
-from compass_jax.report.metrics import Series, hours
-from compass_jax.report.targets import first_passage, means_over
+from compass_jax.runs.report import read_metrics, run_report
+from compass_jax.runs.report.metrics import Series, hours
+from compass_jax.runs.report.targets import first_passage, means_over
 from compass_jax.runs.rundir import EVALUATION_START, FolderLock, write_atomically
 from compass_jax.training.rl import run_rl
 from compass_jax.training.sft import run_sft

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
+from compass_jax.base.records import Prompt
 from compass_jax.commands.settings import WIDTH, Setting, settings
 from compass_jax.config import (
     DataConfig,
@@ -30,18 +31,17 @@ from compass_jax.data.pairs import encode_pairs, split_pairs
 from compass_jax.data.prompts import evaluation_sets, fitting, in_words, train_prompts
 from compass_jax.data.questions import unique_notices
 from compass_jax.data.streamed import sft_records, work_in_words
+from compass_jax.data.tokenizer import load_tokenizer
+from compass_jax.devices.sharding import placements
 from compass_jax.experience.evaluate import NOTHING_TO_EVALUATE
-from compass_jax.memory import memory_line
+from compass_jax.experience.scorer import open_scorer
 from compass_jax.model.params import param_count
-from compass_jax.records import Prompt
 from compass_jax.rewards.answer_form import missing_requests
 from compass_jax.rewards.checks import code_of
 from compass_jax.rewards.joined import check_rows, sources_of
+from compass_jax.rollout.remote.pool import Pool
 from compass_jax.runs.rundir import RunDir
-from compass_jax.samplers.pool import Pool
-from compass_jax.session import load_tokenizer, open_scorer, with_date
-from compass_jax.sharding import placements
-from compass_jax.trackers.opened import check_trackers
+from compass_jax.runs.trackers.opened import check_trackers
 from compass_jax.training.header import (
     describe_model,
     header,
@@ -50,7 +50,9 @@ from compass_jax.training.header import (
     stage_line,
 )
 from compass_jax.training.idle_settings import idle_settings
+from compass_jax.training.memory import memory_line
 from compass_jax.training.rate_notices import moved_schedule
+from compass_jax.training.session import with_date
 from compass_jax.weights import checkpoint
 from compass_jax.weights.start import check_weights
 

@@ -7,16 +7,16 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from compass_jax.base.records import GIVEN, Rollout, Score
 from compass_jax.config import ConfigError
 from compass_jax.config.data import ENV
 from compass_jax.data.prompts import train_prompts
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.experience.episodes.collection import EpisodeCollection
 from compass_jax.experience.evaluate import decoder_of
-from compass_jax.from_files import rl_config
-from compass_jax.records import GIVEN, Rollout, Score
 from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.training.episodes import open_episodes
+from compass_jax.training.from_files import rl_config
 
 MOST_SHOWN = 2000  # characters of a part
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from compass_jax.apps.pipeline.agreement import judged, own_judge
 from compass_jax.commands.configured import keep_compiled
 from compass_jax.commands.options import EvalJudge
 from compass_jax.config import JudgeConfig
@@ -12,11 +13,10 @@ from compass_jax.config.errors import check
 from compass_jax.config.ranges import check_fields
 from compass_jax.data.files import DataError
 from compass_jax.data.preferences import read_preferences
-from compass_jax.from_files import engine_config
-from compass_jax.pipeline.agreement import judged, own_judge
-from compass_jax.rewards.agreement import Agreement
-from compass_jax.rewards.endpoint import Pooled
-from compass_jax.verifiers.judge import messages
+from compass_jax.rewards.judges.agreement import Agreement
+from compass_jax.rewards.judges.endpoint import Pooled
+from compass_jax.rewards.verifiers.judge import messages
+from compass_jax.training.from_files import engine_config
 
 
 def run(options: EvalJudge) -> None:

@@ -12,22 +12,22 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from compass_jax.aliases import JsonObject
+from compass_jax.base.aliases import JsonObject
+from compass_jax.base.errors import CompassError
+from compass_jax.base.untrusted import read_text
 from compass_jax.config import ConfigError
 from compass_jax.config.io import read_config
-from compass_jax.distributed import (
+from compass_jax.devices.distributed import (
     LOST,
     DistributedError,
     from_main_process,
     in_main_process,
     process_index_and_count,
 )
-from compass_jax.errors import CompassError
 from compass_jax.experience.accuracy import Evaluation
 from compass_jax.experience.evaluate import Evaluator
 from compass_jax.runs.rundir import SUMMARY, FolderLock, write_atomically
 from compass_jax.runs.telemetry import plain_numbers
-from compass_jax.untrusted import read_text
 from compass_jax.weights import checkpoint, sound
 
 METRICS = "metrics.jsonl"

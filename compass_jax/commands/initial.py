@@ -7,7 +7,7 @@ import re
 import textwrap
 from pathlib import Path
 
-from compass_jax.aliases import Json, Settings
+from compass_jax.base.aliases import Json, Settings
 from compass_jax.commands.settings import default_of, field_docs
 from compass_jax.config import ConfigError, RunConfig
 

@@ -11,17 +11,17 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from compass_jax.base.records import EPISODE, Prompt, Score
 from compass_jax.commands.dry_run import try_rows
 from compass_jax.config import ScoredConfig
 from compass_jax.config.data import HELDOUT
 from compass_jax.data.prompts import evaluation_sets, train_prompts
 from compass_jax.data.questions import unique_notices
-from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.records import EPISODE, Prompt, Score
+from compass_jax.data.tokenizer import Tokenizer, load_tokenizer
+from compass_jax.experience.scorer import open_scorer
 from compass_jax.rewards.answer_form import missing_requests
 from compass_jax.rewards.faults import summary
 from compass_jax.runs.screen import text_lines
-from compass_jax.session import load_tokenizer, open_scorer
 
 MOST_REFERENCES = 64  # number of ground truths that are judged
 _BAR = 40

@@ -8,15 +8,15 @@ from typing import Any
 
 from rich.console import Console
 
-from compass_jax.aliases import Json
+from compass_jax.apps.curate.merge import MergeError, method_of, routers_from, shard_bytes
+from compass_jax.apps.curate.merge_folders import merge_folders
+from compass_jax.apps.curate.merge_sweep import SUMMARY, averaged, run_sweep
+from compass_jax.base.aliases import Json
 from compass_jax.commands.configured import keep_compiled, load_config
 from compass_jax.commands.options import Merge
-from compass_jax.curate.merge import MergeError, method_of, routers_from, shard_bytes
-from compass_jax.curate.merge_folders import merge_folders
-from compass_jax.curate.merge_sweep import SUMMARY, averaged, run_sweep
 from compass_jax.experience.evaluate import NOTHING_TO_EVALUATE
-from compass_jax.families.find import check
-from compass_jax.report import summary_table
+from compass_jax.model.families.find import check
+from compass_jax.runs.report import summary_table
 from compass_jax.runs.rundir import NewFolderLock
 
 

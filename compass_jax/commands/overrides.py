@@ -8,7 +8,7 @@ import json
 import typing
 from typing import Any
 
-from compass_jax.aliases import Json
+from compass_jax.base.aliases import Json
 from compass_jax.commands.parsing import tidy_help
 from compass_jax.commands.settings import class_sentence, describe
 from compass_jax.config import Drafts, ModelConfig, RLConfig, RunConfig, Seam, StepPolicy

@@ -11,16 +11,16 @@ import numpy as np
 from jaxtyping import Float
 from scipy import special
 
+from compass_jax.base.records import Prompt
 from compass_jax.config import RewardConfig, RunConfig
 from compass_jax.data.files import DataError
 from compass_jax.data.keep import read_pass_rates
 from compass_jax.data.predictors.inputs import Prediction, PredictorInputs, Seen
 from compass_jax.data.prompts import train_prompts
 from compass_jax.data.questions import unique_notices
-from compass_jax.records import Prompt
-from compass_jax.report.samples import read_groups
+from compass_jax.data.tokenizer import load_tokenizer
+from compass_jax.runs.report.samples import read_groups
 from compass_jax.runs.screen import text_lines
-from compass_jax.session import load_tokenizer
 
 FOLDS = 5  # parts, each predicted from the others
 LEAST = 10  # measured prompts from which the others' prediction says something

@@ -13,7 +13,8 @@ from pathlib import Path
 from socket import socket
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
+from compass_jax.base.extras import how_to_install
 from compass_jax.commands.options import Serve
 from compass_jax.config import (
     ConfigError,
@@ -26,19 +27,18 @@ from compass_jax.config import (
 from compass_jax.config.errors import check
 from compass_jax.config.foreign import hub_hint
 from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.devices.machine import usable_bytes
 from compass_jax.experience.evaluate import decoder_of
-from compass_jax.extras import how_to_install
-from compass_jax.machine import usable_bytes
-from compass_jax.memory import process_bytes
 from compass_jax.model.params import param_count
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.online import OnlineBatcher
 from compass_jax.rollout.sampling import Sampler
-from compass_jax.serving.guard import resolve_key
-from compass_jax.serving.limits import Limits, bind, is_loopback, make_room_for
-from compass_jax.serving.openai_api import make_app
-from compass_jax.serving.openai_requests import Served
-from compass_jax.serving.server import http_server
+from compass_jax.rollout.serving.guard import resolve_key
+from compass_jax.rollout.serving.limits import Limits, bind, is_loopback, make_room_for
+from compass_jax.rollout.serving.openai_api import make_app
+from compass_jax.rollout.serving.openai_requests import Served
+from compass_jax.rollout.serving.server import http_server
+from compass_jax.training.memory import process_bytes
 from compass_jax.weights.start import model_of, tokenizer_beside
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import NamedTuple
 
-from compass_jax.aliases import Hint, Json, Settings
+from compass_jax.base.aliases import Hint, Json, Settings
 from compass_jax.config import RunConfig, Seam
 from compass_jax.config.ranges import field_hints, type_name
 from compass_jax.config.verifiers import Options

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
-from compass_jax.aliases import JsonMapping
+from compass_jax.base.aliases import JsonMapping
 from compass_jax.commands.options import Show
-from compass_jax.report import ReportError
-from compass_jax.report.samples import read_groups
+from compass_jax.runs.report import ReportError
+from compass_jax.runs.report.samples import read_groups
 from compass_jax.runs.screen import text_lines, verdict_text
 
 _WHOLE = 10_000  # maximum lines of an answer

@@ -6,7 +6,7 @@ import difflib
 from importlib import import_module
 from typing import Any, NamedTuple
 
-from compass_jax.errors import STRICT, CompassError, UserError
+from compass_jax.base.errors import STRICT, CompassError, UserError
 from compass_jax.runs.signals import STATUSES
 
 

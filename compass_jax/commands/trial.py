@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from compass_jax.aliases import JsonMapping, JsonObject
-from compass_jax.chat.base import AUTO
+from compass_jax.base.aliases import JsonMapping, JsonObject
+from compass_jax.base.chat.base import AUTO
+from compass_jax.base.records import Prompt, Score
 from compass_jax.commands.catalogue import OWN_SCORERS, rows_of, shortened, source_of
 from compass_jax.commands.options import Try
 from compass_jax.config import (
@@ -27,20 +28,20 @@ from compass_jax.config import (
 )
 from compass_jax.config.data import Source
 from compass_jax.config.errors import check
+from compass_jax.config.kinds import IN_ANSWER, kinds
 from compass_jax.config.named import load
 from compass_jax.config.verifiers import JUDGE, looked_for, pairs
-from compass_jax.records import Prompt, Score
-from compass_jax.rewards import faults, judging
+from compass_jax.rewards import faults
 from compass_jax.rewards.called import Case, called
-from compass_jax.rewards.endpoint import Messages, Pooled, Reply
 from compass_jax.rewards.joined import JoinedScorer
+from compass_jax.rewards.judges import judging
+from compass_jax.rewards.judges.endpoint import Messages, Pooled, Reply
 from compass_jax.rewards.score import Scorer
-from compass_jax.tasks.environment import Environment
-from compass_jax.tasks.rows import decode_row, encode_row
-from compass_jax.tasks.task import load_task
-from compass_jax.verifiers.base import IN_ANSWER, kinds
-from compass_jax.verifiers.extract import extract_answer, final_answer
-from compass_jax.verifiers.judge import BETTER, TIE, WORSE, verdict
+from compass_jax.rewards.tasks.environment import Environment
+from compass_jax.rewards.tasks.rows import decode_row, encode_row
+from compass_jax.rewards.tasks.task import load_task
+from compass_jax.rewards.verifiers.extract import extract_answer, final_answer
+from compass_jax.rewards.verifiers.judge import BETTER, TIE, WORSE, verdict
 
 MOST_SHOWN = 400  # maximum characters of the row
 # parameters that are not columns

@@ -16,11 +16,11 @@ from typing import Any
 
 from rich.console import Console
 
-from compass_jax.aliases import Json, JsonObject
+from compass_jax.base.aliases import Json, JsonObject
+from compass_jax.base.errors import STRICT
 from compass_jax.commands import options as commands
 from compass_jax.commands.configured import config_from_options, keep_compiled, load_config_as
 from compass_jax.config import ConfigError, RunConfig
-from compass_jax.errors import STRICT
 from compass_jax.runs.rundir import FolderLock, NewFolderLock, NewRunLock
 
 # 128 + SIGTERM: a run that stopped on request must not look finished to its parent process
@@ -33,12 +33,12 @@ def _status(result: JsonObject) -> int:
 
 def _finish_run(directory: str, result: JsonObject) -> int:
     """Writes the report of a finished run; returns the exit status."""
-    from compass_jax.distributed import is_main_process
+    from compass_jax.devices.distributed import is_main_process
 
     if result["stopped"]:
         return _status(result)
     if is_main_process():
-        from compass_jax.report import run_report
+        from compass_jax.runs.report import run_report
 
         run_report([directory])
     return STRICT if result.get("status") == STRICT else 0
@@ -75,7 +75,7 @@ def train(options: commands.Train, config: RunConfig) -> int:
 
 def train_judge(options: commands.TrainJudge, config: RunConfig) -> int:
     """Trains a judge on preferences."""
-    from compass_jax.pipeline.train_judge import run_train_judge
+    from compass_jax.apps.pipeline.train_judge import run_train_judge
 
     return _status(run_train_judge(config, options.scalar))
 
@@ -109,7 +109,7 @@ def evaluate(options: commands.Eval, config: RunConfig) -> int:
 
 def filter_prompts(options: commands.Filter, config: RunConfig) -> None:
     """Estimates pass rates and selects prompts."""
-    from compass_jax.pipeline.offline_filter import Bounds, run_filter
+    from compass_jax.apps.pipeline.offline_filter import Bounds, run_filter
 
     bounds = Bounds(options.samples, options.low, options.high)
     run_filter(config.policy, config.scored, options.checkpoint, options.out, bounds)
@@ -117,10 +117,10 @@ def filter_prompts(options: commands.Filter, config: RunConfig) -> None:
 
 def plan(options: commands.Plan, config: RunConfig) -> int:
     """Compiles every program of a step for TPUs; returns 0 if the run fits in memory, else 1."""
-    from compass_jax.plan.programs import Step, topology_devices
-    from compass_jax.plan.report import print_plan
-    from compass_jax.plan.run import make_plan
-    from compass_jax.tpu_versions import check_versions
+    from compass_jax.apps.plan.programs import Step, topology_devices
+    from compass_jax.apps.plan.report import print_plan
+    from compass_jax.apps.plan.run import make_plan
+    from compass_jax.devices.tpu_versions import check_versions
 
     if not options.any_versions and config.model.moe_layers:
         remedy = ", or plan with what is here: --any-versions"
@@ -134,7 +134,7 @@ def plan(options: commands.Plan, config: RunConfig) -> int:
         result = make_plan(step, options.topology, tell, *counts)
     print_plan(result, console)
     if options.search:
-        from compass_jax.plan.search import search
+        from compass_jax.apps.plan.search import search
 
         search(config, options.topology, options.search, console)
     if options.json:
@@ -154,7 +154,7 @@ def import_hf(options: commands.ImportHf) -> None:
 @contextmanager
 def _converting(lock: FolderLock) -> Iterator[Callable[[str], None]]:
     """Starts the run's processes, of which the first holds `lock` and prints the yielded lines."""
-    from compass_jax.distributed import in_main_process, is_main_process, processes
+    from compass_jax.devices.distributed import in_main_process, is_main_process, processes
 
     with processes(), ExitStack() as stack:
         in_main_process(lambda: stack.enter_context(lock))
@@ -193,7 +193,7 @@ def upcycle(options: commands.Upcycle) -> None:
 
 def export_hf(options: commands.ExportHf) -> None:
     """Converts a checkpoint into a Hugging Face folder."""
-    from compass_jax.distributed import require_single_process
+    from compass_jax.devices.distributed import require_single_process
     from compass_jax.weights.convert import export_hf as convert
     from compass_jax.weights.peft import export_adapter
 
@@ -222,8 +222,8 @@ def check(options: commands.Check) -> int:
 
 def sample(options: commands.Sample) -> None:
     """Generates for a training run on another host."""
-    from compass_jax.distributed import processes
-    from compass_jax.samplers.serve import SamplerLoop
+    from compass_jax.devices.distributed import processes
+    from compass_jax.rollout.remote.serve import SamplerLoop
 
     with processes():
         keep_compiled(options)
@@ -257,7 +257,7 @@ def show(options: commands.Show) -> None:
 
 def report(options: commands.Report) -> None:
     """Writes the page of runs, once or while a run continues."""
-    from compass_jax.report import run_report, watch_report
+    from compass_jax.runs.report import run_report, watch_report
 
     (watch_report if options.watch else run_report)(list(options.run), options.out)
 
@@ -270,8 +270,8 @@ def _printer() -> tuple[Console, Callable[[str], None]]:
 
 def distil(options: commands.Distil) -> None:
     """Generates long-CoT data from a teacher, and prints pass rates and costs."""
-    from compass_jax.curate.distil import distil as generate
-    from compass_jax.report import summary_table
+    from compass_jax.apps.curate.distil import distil as generate
+    from compass_jax.runs.report import summary_table
 
     console, tell = _printer()
     if not options.settings.endpoint:
@@ -298,9 +298,9 @@ def distil(options: commands.Distil) -> None:
 
 def prepare_sft(options: commands.PrepareSft) -> None:
     """Filters duplicates, contamination and bad answers from conversations."""
-    from compass_jax.curate.prepare import prepare
-    from compass_jax.curate.report import overlaps, table
-    from compass_jax.report import summary_table
+    from compass_jax.apps.curate.prepare import prepare
+    from compass_jax.apps.curate.report import overlaps, table
+    from compass_jax.runs.report import summary_table
 
     console, tell = _printer()
     tally = prepare(options.settings, options.out, tell)
@@ -318,7 +318,7 @@ def prepare_sft(options: commands.PrepareSft) -> None:
 def compare(options: commands.Compare) -> None:
     """Prints the comparison of two evaluations as tables or JSON."""
     from compass_jax.experience import paired
-    from compass_jax.report import summary_table
+    from compass_jax.runs.report import summary_table
 
     folders = options.first, options.second
     first, second = map(paired.read_evaluation, folders)
@@ -362,9 +362,9 @@ def _paired_row(what: str, paired: JsonObject, k: int) -> JsonObject:
 
 def pipeline(options: commands.Pipeline) -> int:
     """Runs the stages of a pipeline; returns 130 or 143 if a signal stopped it."""
+    from compass_jax.apps.pipeline.run import describe_pipeline, run_pipeline
     from compass_jax.config.pipeline import PipelineConfig
-    from compass_jax.distributed import require_single_process
-    from compass_jax.pipeline.run import describe_pipeline, run_pipeline
+    from compass_jax.devices.distributed import require_single_process
 
     config = load_config_as(options.config, PipelineConfig)
     config = replace(config, run_dir=options.out or config.run_dir)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from compass_jax.aliases import Inputs, Tree
+from compass_jax.base.aliases import Inputs, Tree
 from compass_jax.config.seam import Seam
 
 
@@ -34,7 +34,7 @@ class Advantage(Seam):
     needs_rewards_from_zero: ClassVar[bool] = False  # refuses settings with rewards below 0
     reads_prediction: ClassVar[bool] = False
     """Whether it reads the columns of the predicted pass rates: PREDICTED, CONCENTRATION and FIRST
-    (records.py). It needs rl.zero_variance.posterior.
+    (base/records.py). It needs rl.zero_variance.posterior.
     """
 
     @property

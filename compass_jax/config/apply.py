@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from compass_jax.aliases import Hint, Json, JsonMapping, JsonObject, Settings
+from compass_jax.base.aliases import Hint, Json, JsonMapping, JsonObject, Settings
 from compass_jax.config import named
 from compass_jax.config.advantage import Advantage
 from compass_jax.config.correction import Correction
@@ -41,7 +41,7 @@ _SEAMS = {base.key: base for base in SEAMS}
 PRESET = "preset"
 NO_SETTINGS: JsonMapping = MappingProxyType({})
 # found by name, since it computes with objectives, which import this package
-_WITH_PRESET = "compass_jax.presets:with_preset"
+_WITH_PRESET = "compass_jax.training.presets:with_preset"
 
 
 def apply(config: RunConfig, settings: JsonMapping) -> RunConfig:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from compass_jax.aliases import Inputs, Json, Tree
+from compass_jax.base.aliases import Inputs, Json, Tree
 from compass_jax.config.errors import check
 from compass_jax.config.seam import Seam, seam_class
 

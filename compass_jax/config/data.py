@@ -8,10 +8,11 @@ import re
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from compass_jax.aliases import Json
-from compass_jax.chat.base import ChatFormatError, find_format
+from compass_jax.base.aliases import Json
+from compass_jax.base.chat.base import ChatFormatError, find_format
 from compass_jax.config.errors import ConfigError, check
 from compass_jax.config.files import check_rows_path
+from compass_jax.config.kinds import kinds
 from compass_jax.config.named import check_name
 from compass_jax.config.ranges import (
     AUTO,
@@ -32,7 +33,6 @@ from compass_jax.config.ranges import (
     Tokens,
 )
 from compass_jax.config.verifiers import Options, Verifiers, check_names, check_verifiers, pairs
-from compass_jax.verifiers.base import kinds
 
 RESERVED = ("messages", "tools", "add_generation_prompt")  # variables of every chat template
 Samples = Annotated[int, Range(1, 65_536)]
@@ -214,14 +214,14 @@ class FileSource(Section):
 
 @dataclass(frozen=True)
 class TaskSource(Section):
-    """A task of your own: `task` names a `compass_jax.tasks.Task`, "my_tasks:task" or
+    """A task of your own: `task` names a `compass_jax.rewards.tasks.Task`, "my_tasks:task" or
     "path/to/my_tasks.py:task".
     """
 
     CODE: ClassVar[tuple[str, ...]] = OWN_CODE
 
     task: str
-    """Name of the compass_jax.tasks.Task: my_tasks:task or path/to/my_tasks.py:task."""
+    """Name of the compass_jax.rewards.tasks.Task: my_tasks:task or path/to/my_tasks.py:task."""
     label: str = ""
     """Name in the accuracy table; empty: the text after the colon."""
     repeat: Repeat = 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from compass_jax.aliases import Inputs, Tree
+from compass_jax.base.aliases import Inputs, Tree
 from compass_jax.config.ranges import Range
 from compass_jax.config.seam import Seam
 

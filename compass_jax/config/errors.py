@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
-from compass_jax.aliases import Settings
-from compass_jax.errors import UserError
+from compass_jax.base.aliases import Settings
+from compass_jax.base.errors import UserError
 
 
 class ConfigError(UserError):

@@ -12,7 +12,8 @@ import typing
 from pathlib import Path
 from typing import Any
 
-from compass_jax.aliases import Hint, Json, JsonObject, Settings
+from compass_jax.base.aliases import Hint, Json, JsonObject, Settings
+from compass_jax.base.untrusted import parse_json, read_text
 from compass_jax.config.errors import ConfigError
 from compass_jax.config.foreign import foreign_name
 from compass_jax.config.ranges import (
@@ -26,7 +27,6 @@ from compass_jax.config.ranges import (
 from compass_jax.config.run import RunConfig
 from compass_jax.config.seam import Seam, seam_class
 from compass_jax.config.words import Words
-from compass_jax.untrusted import parse_json, read_text
 
 KIND = "kind"  # the key that names the class, in a field of several dataclasses
 # Settings of earlier versions: the values that switched them off, and what became of them; "": they

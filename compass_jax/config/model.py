@@ -96,7 +96,7 @@ class ModelConfig(Section):
     CODE: ClassVar[tuple[str, ...]] = ("family",)
 
     family: Name
-    """Architecture: a file of compass_jax/families/, or your own as path/file.py:FAMILY."""
+    """Architecture: a file of compass_jax/model/families/, or your own as path/file.py:FAMILY."""
     vocab_size: Annotated[int, Range(1, 2**24)]
     """Number of token ids of the embedding (HF vocab_size)."""
     hidden: Width

@@ -19,7 +19,7 @@ import traceback
 from pathlib import Path
 from types import ModuleType
 
-from compass_jax.aliases import Json
+from compass_jax.base.aliases import Json
 from compass_jax.config.errors import ConfigError, check, first_line, of_file
 
 _FORM = re.compile(r"(?:.+\.py|[^\W\d]\w*(?:\.[^\W\d]\w*)*):[^\W\d]\w*")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from compass_jax.aliases import Inputs, Tree
+from compass_jax.base.aliases import Inputs, Tree
 from compass_jax.config.ranges import Coefficient
 from compass_jax.config.seam import Seam
 

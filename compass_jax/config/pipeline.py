@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 
-from compass_jax.aliases import Json, Settings
+from compass_jax.base.aliases import Json, Settings
 from compass_jax.config.errors import ConfigError, check
 from compass_jax.config.io import differences
 from compass_jax.config.judge import EngineJudgeConfig, ScalarJudgeConfig

@@ -20,10 +20,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin
 
-from compass_jax.aliases import Hint, Json, JsonObject, Settings
+from compass_jax.base.aliases import Hint, Json, JsonObject, Settings
+from compass_jax.base.untrusted import whole_text
 from compass_jax.config.errors import ConfigError, check
 from compass_jax.config.named import absolute
-from compass_jax.untrusted import whole_text
 
 MOST_ENTRIES = 10_000  # maximum entries of a tuple
 MOST_DEPTH = 16  # nesting depth of tuples, in a field of any type

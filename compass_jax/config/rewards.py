@@ -7,8 +7,8 @@ from typing import Annotated, ClassVar, Literal
 
 from compass_jax.config.errors import check
 from compass_jax.config.judge import EngineJudgeConfig, JudgeConfig, ScalarJudgeConfig
+from compass_jax.config.kinds import USUAL_PACKAGES
 from compass_jax.config.ranges import Processes, Range, Seconds, Section, Share
-from compass_jax.verifiers.base import USUAL_PACKAGES
 
 NO_FILE = "no file"  # in `code`, for a name without a Python file
 Reward = Annotated[float, Range(-(2**63), 2**63 - 1)]

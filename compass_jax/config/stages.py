@@ -31,7 +31,7 @@ class BaseStage(Section):
     """The base class of stages.
 
     A new kind declares its outputs and inputs, joins `Stage`, and gets its function in
-    pipeline/work.py.
+    apps/pipeline/work.py.
     """
 
     OUTPUT: ClassVar[str] = ""  # output file in its folder; empty: the folder itself
@@ -298,7 +298,7 @@ class TrainJudge(_Training):
 @dataclass(frozen=True)
 class Mine(BaseStage):
     """Preferences on the answers that a policy's rewards were highest for, by their gold labels
-    (pipeline/mine.py). A `TrainJudge` after it learns them from pairs = ("stage:NAME", ...).
+    (apps/pipeline/mine.py). A `TrainJudge` after it learns them from pairs = ("stage:NAME", ...).
     """
 
     OUTPUT: ClassVar[str] = "pairs.jsonl"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from compass_jax.aliases import Inputs, JsonObject
+from compass_jax.base.aliases import Inputs, JsonObject
 from compass_jax.config.seam import Seam
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from compass_jax.aliases import Inputs, JsonMapping
+from compass_jax.base.aliases import Inputs, JsonMapping
 from compass_jax.config.errors import check
 from compass_jax.config.seam import Seam, seam_class
 

@@ -10,18 +10,18 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Annotated, NamedTuple
 
-from compass_jax.aliases import Json, JsonMapping, Settings
+from compass_jax.base.aliases import Json, JsonMapping, Settings
 from compass_jax.config.errors import check
+from compass_jax.config.kinds import kinds
 from compass_jax.config.named import check_name, load
 from compass_jax.config.ranges import Name, Range
-from compass_jax.verifiers.base import kinds
 
 Weight = Annotated[float, Range(-1000, 1000)]
 # a name, or ((name, weight), ...); a mapping {name: weight} is converted to the latter
 Verifiers = str | tuple[tuple[Name, Weight], ...]
 Options = tuple[tuple[str, int | float | str | bool | tuple], ...]
 
-JUDGE = "judge"  # not in `kinds`: the trainer's process asks the judge (rewards/judging.py)
+JUDGE = "judge"  # not in `kinds`: the trainer's process asks the judge (rewards/judges/judging.py)
 VERDICT = "verdict"  # its rows are preferences, each asked in both orders (data/preferences.py)
 JUDGE_STEPS = 2  # Worse, Tie, Better
 EXAMPLE = "'my_rewards:score'; or one of {}"

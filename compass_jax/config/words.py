@@ -6,10 +6,10 @@ import typing
 from collections.abc import Sequence
 from types import NoneType
 
-from compass_jax.aliases import Hint, Json
+from compass_jax.base.aliases import Hint, Json
+from compass_jax.base.untrusted import parse_json
 from compass_jax.config.errors import ConfigError
 from compass_jax.config.ranges import describe_value, options, tuples
-from compass_jax.untrusted import parse_json
 
 _TRUTH = {"true": True, "false": False}
 _ANY_OPTION = (int, float, str, bool, tuple)  # values of config.verifiers.Options

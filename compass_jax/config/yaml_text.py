@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any, NoReturn
 
-from compass_jax.aliases import Json
+from compass_jax.base.aliases import Json
+from compass_jax.base.untrusted import MOST_DEPTH, MOST_DIGITS
 from compass_jax.config.errors import ConfigError
-from compass_jax.untrusted import MOST_DEPTH, MOST_DIGITS
 
 MOST_NODES = 100_000  # with those that aliases repeat
 _TAG = "tag:yaml.org,2002:"

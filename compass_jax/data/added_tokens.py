@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from compass_jax.aliases import JsonObject
-from compass_jax.errors import UserError
-from compass_jax.token_ids import (
+from compass_jax.base.aliases import JsonObject
+from compass_jax.base.errors import UserError
+from compass_jax.base.token_ids import (
     NAMED,
     TOKENIZER_CONFIG,
     declared_tokens,

@@ -1,8 +1,8 @@
 """Converters for rows of published evaluation sets.
 
 Each takes a row and the path of its file. It returns the row with "prompt" and, where applicable,
-"answer" and labels (tasks/rows.py). It raises ValueError or another error of Python for a row that
-does not match the set's documentation; `convert` adds the row's place.
+"answer" and labels (rewards/tasks/rows.py). It raises ValueError or another error of Python for a
+row that does not match the set's documentation; `convert` adds the row's place.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 from string import ascii_uppercase
 from typing import Any
 
-from compass_jax.aliases import Json, JsonMapping, JsonObject
+from compass_jax.base.aliases import Json, JsonMapping, JsonObject
 from compass_jax.data.files import DataError, read_rows
 from compass_jax.data.messages import MOST_LABEL
-from compass_jax.verifiers.extract import boxed
+from compass_jax.rewards.verifiers.extract import boxed
 
 Row = JsonObject
 Make = Callable[[Row, str], Row]

@@ -21,15 +21,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from compass_jax.aliases import Json, JsonMapping, JsonObject
-from compass_jax.chat.base import Message as Answer
-from compass_jax.chat.base import read_calls
-from compass_jax.chat.calls import ToolCall
+from compass_jax.base.aliases import Json, JsonMapping, JsonObject
+from compass_jax.base.chat.base import Message as Answer
+from compass_jax.base.chat.base import read_calls
+from compass_jax.base.chat.calls import ToolCall
+from compass_jax.base.untrusted import parse_json, read_lines
 from compass_jax.data.benchmarks import tool_of
 from compass_jax.data.human_eval import data_folder
-from compass_jax.tasks.environment import MOST_CHARS, Environment, Message, Turn
-from compass_jax.tasks.task import Task
-from compass_jax.untrusted import parse_json, read_lines
+from compass_jax.rewards.tasks.environment import MOST_CHARS, Environment, Message, Turn
+from compass_jax.rewards.tasks.task import Task
 
 _LIVE = ("live_simple", "live_multiple", "live_parallel", "live_parallel_multiple")
 SINGLE = ("simple_python", "multiple", "parallel", "parallel_multiple", *_LIVE)

@@ -1,4 +1,4 @@
-"""Detection of a chat template's format (compass_jax/chat) from the text that it renders.
+"""Detection of a chat template's format (compass_jax/base/chat) from the text that it renders.
 
 A turn with a thought, a content and calls is rendered, and every format reads it. The format that
 reads most of it is the template's; of several, the one with the most own marks in the template.
@@ -11,8 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from compass_jax.aliases import Json, JsonMapping, JsonObject
-from compass_jax.chat.base import AUTO, ChatFormat, any_format, chat_formats
+from compass_jax.base.aliases import Json, JsonMapping, JsonObject
+from compass_jax.base.chat.base import AUTO, ChatFormat, any_format, chat_formats
 from compass_jax.config import DataConfig
 from compass_jax.data.templates import TODAY, TemplateFailure, render_chat, strftime_of
 from compass_jax.data.vocabulary import folder_templates, read_config, special_tokens

@@ -18,9 +18,9 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
-from compass_jax.aliases import Json
-from compass_jax.chat.base import any_format
-from compass_jax.errors import UserError
+from compass_jax.base.aliases import Json
+from compass_jax.base.chat.base import any_format
+from compass_jax.base.errors import UserError
 
 # not treated as control tokens: they do not open or close a turn, and a thought that is trained on
 # or judged needs the tokens that a template writes for it

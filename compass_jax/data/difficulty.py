@@ -8,10 +8,10 @@ import copy
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from compass_jax.aliases import JsonObject
+from compass_jax.base.aliases import JsonObject
+from compass_jax.base.records import Outcome, Prompt
 from compass_jax.config import RewardConfig
 from compass_jax.config.rl_stage import Band
-from compass_jax.records import Outcome, Prompt
 
 UNKNOWN = 0.5  # pass rate of a prompt without measurements
 MEMORY = 0.9  # decay of a label's counts per step

@@ -10,10 +10,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from compass_jax.aliases import JsonObject
+from compass_jax.base.aliases import JsonObject
 from compass_jax.config import EpisodeSource
 from compass_jax.data.files import DataError
-from compass_jax.processes.start import environment, module_command
+from compass_jax.devices.processes.start import environment, module_command
 
 DRIVER = "compass_jax.experience.episodes.play"
 # run as a script, since another interpreter does not have this package

@@ -22,11 +22,11 @@ import numpy as np
 from filelock import FileLock
 from pydantic import ValidationError
 
-from compass_jax.aliases import Json, JsonMapping, JsonObject
+from compass_jax.base.aliases import Json, JsonMapping, JsonObject
+from compass_jax.base.errors import UserError
+from compass_jax.base.untrusted import MOST_LINE_BYTES, parse_json
 from compass_jax.config.files import ARRAY_RECORDS, ENDINGS
 from compass_jax.config.foreign import hub_hint
-from compass_jax.errors import UserError
-from compass_jax.untrusted import MOST_LINE_BYTES, parse_json
 
 MOST_DIGITS = 4000  # maximum digits of an integer in a row; Python formats at most 4,300
 CODECS = (".gz", ".zst")

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal, NamedTuple
 
-from compass_jax.aliases import Json, JsonMapping, JsonObject
+from compass_jax.base.aliases import Json, JsonMapping, JsonObject
 from compass_jax.config.ranges import AUTO
 from compass_jax.data import benchmarks
 from compass_jax.data.benchmarks import Make
 from compass_jax.data.files import DataError, columns_of
 from compass_jax.data.message_text import messages_in
 from compass_jax.data.messages import ROLES, check_tools
-from compass_jax.verifiers.values import without_nulls
+from compass_jax.rewards.verifiers.values import without_nulls
 
 TURNS = "(its turns)"  # instead of a column name: the assistant's turns in the prompt's column
 

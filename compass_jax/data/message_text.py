@@ -6,9 +6,9 @@ import json
 import re
 from typing import NoReturn
 
-from compass_jax.aliases import Json
+from compass_jax.base.aliases import Json
+from compass_jax.base.untrusted import parse_json
 from compass_jax.data.files import MOST_DIGITS, DataError
-from compass_jax.untrusted import parse_json
 
 # the beginning of an object or of a list of objects: of JSON, of JSON that was encoded twice, of
 # Python's repr and of numpy's

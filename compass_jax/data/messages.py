@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import math
 
-from compass_jax.aliases import Json, JsonMapping, JsonObject
+from compass_jax.base.aliases import Json, JsonMapping, JsonObject
+from compass_jax.base.untrusted import parse_json
 from compass_jax.data.files import DataError
 from compass_jax.data.message_text import messages_in
-from compass_jax.tasks.rows import LABELS
-from compass_jax.untrusted import parse_json
-from compass_jax.verifiers.values import without_nulls
+from compass_jax.rewards.tasks.rows import LABELS
+from compass_jax.rewards.verifiers.values import without_nulls
 
 Messages = list[JsonObject]
 MOST_LABEL = 80  # maximum characters of a label

@@ -9,7 +9,8 @@ import numpy as np
 from jaxtyping import Float, Int
 from scipy import stats
 
-from compass_jax.aliases import JsonObject
+from compass_jax.base.aliases import JsonObject
+from compass_jax.base.records import Outcome, Prompt
 from compass_jax.config import RewardConfig, SelectionConfig
 from compass_jax.data.difficulty import Measured
 from compass_jax.data.files import DataError
@@ -17,7 +18,6 @@ from compass_jax.data.predictors.inputs import Prediction, Seen
 from compass_jax.data.predictors.label import ByLabel
 from compass_jax.data.selection import PromptSelector
 from compass_jax.data.stream import PromptStream
-from compass_jax.records import Outcome, Prompt
 
 COVERAGE = 0.9  # of the interval whose calibration is reported
 BANDS = 5  # of predicted rates, whose measured rates are reported

@@ -17,11 +17,11 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from compass_jax.aliases import Json, JsonMapping
+from compass_jax.base.aliases import Json, JsonMapping
 from compass_jax.data.files import DataError, files_of, read_rows
 from compass_jax.data.message_text import messages_in
 from compass_jax.data.messages import check_messages
-from compass_jax.verifiers.judge import messages
+from compass_jax.rewards.verifiers.judge import messages
 
 VERDICTS = {"better": 1, "tie": 0, "worse": -1}
 SAID = {1: "Better", 0: "Tie", -1: "Worse"}

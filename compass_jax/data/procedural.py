@@ -10,10 +10,10 @@ from functools import lru_cache
 from itertools import count
 from typing import Any
 
-from compass_jax.aliases import Json, JsonObject
+from compass_jax.base.aliases import Json, JsonObject
+from compass_jax.base.records import stable_id
 from compass_jax.config import ProceduralSource
 from compass_jax.data.files import DataError
-from compass_jax.records import stable_id
 
 logger = logging.getLogger(__name__)
 

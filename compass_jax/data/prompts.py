@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from compass_jax.base.records import EPISODE, Prompt
 from compass_jax.config import ConfigError, DataConfig, EvalConfig
 from compass_jax.config.data import HELDOUT
 from compass_jax.data.files import DataError
@@ -17,7 +18,6 @@ from compass_jax.data.questions import Question, Tell, at_most, evaluation_quest
 from compass_jax.data.splits import heldout_origin
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.vocabulary import TokenizerError
-from compass_jax.records import EPISODE, Prompt
 
 logger = logging.getLogger(__name__)
 

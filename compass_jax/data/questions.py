@@ -24,9 +24,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from compass_jax.aliases import Json, JsonMapping, JsonObject
+from compass_jax.base.aliases import Json, JsonMapping, JsonObject
+from compass_jax.base.records import EPISODE, stable_id
 from compass_jax.config import DataConfig, EpisodeSource, FileSource, ProceduralSource
 from compass_jax.config.errors import of_file
+from compass_jax.config.kinds import kinds
 from compass_jax.config.verifiers import VERDICT, pairs
 from compass_jax.data.benchmarks import convert
 from compass_jax.data.episodes import episode_rows
@@ -43,11 +45,9 @@ from compass_jax.data.messages import (
 from compass_jax.data.preferences import asked_in_both_orders
 from compass_jax.data.procedural import distinct_entries, normalised
 from compass_jax.data.splits import describe_splits, evaluation_files, split_files
-from compass_jax.records import EPISODE, stable_id
-from compass_jax.tasks import Task
-from compass_jax.tasks.rows import LABELS, encode_row
-from compass_jax.tasks.task import load_task
-from compass_jax.verifiers.base import kinds
+from compass_jax.rewards.tasks import Task
+from compass_jax.rewards.tasks.rows import LABELS, encode_row
+from compass_jax.rewards.tasks.task import load_task
 
 logger = logging.getLogger(__name__)
 Tell = Callable[[str], None]  # reports one line to the user
@@ -65,7 +65,7 @@ class Question:
     text: str
     messages: tuple[JsonObject, ...]  # input of the chat template
     answer: str  # the reference as shown in logs
-    row: str  # input of the verifier, as JSON (tasks/rows.py)
+    row: str  # input of the verifier, as JSON (rewards/tasks/rows.py)
     heldout: bool
     asks: str  # the text that decides whether it is held out; equal for both orders of a pair
     labels: tuple[str, ...] = ()  # "domain/algebra"

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from compass_jax.aliases import JsonObject
+from compass_jax.base.aliases import JsonObject
+from compass_jax.base.records import Outcome, Prompt
 from compass_jax.config.curriculum import Stage
 from compass_jax.data.difficulty import STRENGTH, UNKNOWN, PassRates, band_of, distance
 from compass_jax.data.stream import PromptStream
-from compass_jax.records import Outcome, Prompt
 
 LEAST_EXPLORED = 0.05  # minimum chance of a prompt whose group is expected to be uniform
 EARLIER = 0.5  # decay of a prompt's counts at its next group, for the choice of its band

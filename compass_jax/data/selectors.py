@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
+from compass_jax.base.records import Prompt
 from compass_jax.config import RewardConfig, SelectionConfig
 from compass_jax.config.curriculum import WHOLE_RUN, Stage
 from compass_jax.data.difficulty import Measured, PassRates
@@ -14,7 +15,6 @@ from compass_jax.data.selection import (
     CurriculumSelector,
     PromptSelector,
 )
-from compass_jax.records import Prompt
 
 
 def prompt_selector(

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from compass_jax.aliases import JsonObject
+from compass_jax.base.aliases import JsonObject
 from compass_jax.config import DataConfig, ProceduralSource, ScoredConfig, SFTConfig
 from compass_jax.data.files import (
     BadRows,

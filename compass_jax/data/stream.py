@@ -14,9 +14,9 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgpack
 
-from compass_jax.aliases import Json, JsonObject
+from compass_jax.base.aliases import Json, JsonObject
+from compass_jax.base.records import Prompt
 from compass_jax.data.files import DataError
-from compass_jax.records import Prompt
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

@@ -22,8 +22,8 @@ import jinja2.nodes
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from compass_jax.aliases import Json, JsonMapping
-from compass_jax.errors import UserError
+from compass_jax.base.aliases import Json, JsonMapping
+from compass_jax.base.errors import UserError
 
 Message = JsonMapping
 TODAY = "strftime_now"  # a template's function for the present date

@@ -15,8 +15,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from compass_jax.aliases import Json, JsonMapping, JsonObject
-from compass_jax.chat.base import AUTO, ChatFormat, find_format
+from compass_jax.base.aliases import Json, JsonMapping, JsonObject
+from compass_jax.base.chat.base import AUTO, ChatFormat, find_format
+from compass_jax.config import ConfigError, DataConfig
 from compass_jax.data.chat_detection import detect
 from compass_jax.data.control_tokens import ControlTokens
 from compass_jax.data.templates import (
@@ -402,3 +403,15 @@ def _with_thought(message: JsonObject, rendered: str, begin: str, end: str) -> s
         if thought.strip():
             return thought + mark + rendered.rpartition(end)[2]
     return f"\n{end}\n\n" + rendered.rpartition(end)[2]
+
+
+def load_tokenizer(data: DataConfig, vocab_size: int) -> Tokenizer:
+    """Returns the run's tokenizer. Raises ConfigError if none is configured, and TokenizerError if
+    its ids exceed the model's vocabulary.
+    """
+    if not data.tokenizer:
+        raise ConfigError(
+            "data.tokenizer is empty: name a folder with tokenizer.json and tokenizer_config.json"
+        )
+    args = dict(data.template_args)
+    return Tokenizer.for_model(data.tokenizer, vocab_size, args, data.date, data.chat_format)

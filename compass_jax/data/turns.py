@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from compass_jax.aliases import JsonObject
+from compass_jax.base.aliases import JsonObject
 from compass_jax.data.templates import call_id
 from compass_jax.data.tokenizer import MARK, Tokenizer
 from compass_jax.data.vocabulary import TokenizerError

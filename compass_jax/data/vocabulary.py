@@ -14,13 +14,13 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
-from compass_jax.aliases import Json, JsonObject
+from compass_jax.base.aliases import Json, JsonObject
+from compass_jax.base.errors import UserError
+from compass_jax.base.token_ids import TOKENIZER_CONFIG, end_ids, tokenizer_config
+from compass_jax.base.untrusted import read_text
 from compass_jax.data.added_tokens import add_tokens
 from compass_jax.data.control_tokens import SENTINEL, ControlTokenError, ControlTokens, ids_of
 from compass_jax.data.files import validation_problem
-from compass_jax.errors import UserError
-from compass_jax.token_ids import TOKENIZER_CONFIG, end_ids, tokenizer_config
-from compass_jax.untrusted import read_text
 
 _CONTEXT = 64  # characters of a text on which the tokens of its continuation depend
 _BREAKS = ("\n", "1")  # texts with which a following word forms no token

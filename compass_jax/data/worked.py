@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from compass_jax.aliases import JsonObject
+from compass_jax.base.aliases import JsonObject
 
 Entry = JsonObject
 

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from compass_jax.aliases import JsonObject
+from compass_jax.base.aliases import JsonObject
+from compass_jax.base.records import Group, Prompt, Rollout, Score
 from compass_jax.config import RewardConfig
 from compass_jax.config.data import HELDOUT
 from compass_jax.experience.estimators import (
@@ -21,7 +22,6 @@ from compass_jax.experience.estimators import (
     wilson,
 )
 from compass_jax.experience.judged import extracted_frac, group_shares
-from compass_jax.records import Group, Prompt, Rollout, Score
 
 MAX_LABEL_VALUES = 32  # of a domain, language or difficulty in the accuracy table
 

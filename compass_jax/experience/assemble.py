@@ -9,9 +9,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from compass_jax.aliases import Tree
-from compass_jax.config import RLConfig
-from compass_jax.records import (
+from compass_jax.base.aliases import Tree
+from compass_jax.base.records import (
     CONCENTRATION,
     EARLIER,
     FIRST,
@@ -24,6 +23,7 @@ from compass_jax.records import (
     Score,
     StepArrays,
 )
+from compass_jax.config import RLConfig
 from compass_jax.rewards.penalties import repetition_frac
 
 

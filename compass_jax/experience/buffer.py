@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from compass_jax.aliases import JsonObject, Tree
+from compass_jax.base.aliases import JsonObject, Tree
+from compass_jax.base.records import Group, Outcome, Prompt, Rollout, SampleKey, Score
 from compass_jax.config.step_policy import GroupKey
-from compass_jax.records import Group, Outcome, Prompt, Rollout, SampleKey, Score
 from compass_jax.rollout.routes import RouteBuffer
 
 NO_ROW = np.iinfo(np.int32).max  # a row outside every route buffer

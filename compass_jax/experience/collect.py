@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
+from compass_jax.base.records import Group, Outcome, Prompt, Rollout, SampleKey
 from compass_jax.config import RewardConfig, SamplingConfig
 from compass_jax.experience.buffer import ExperienceBuffer, GroupKey
 from compass_jax.experience.growth import queued
@@ -22,7 +23,6 @@ from compass_jax.experience.metrics import carried_metrics, growth_metrics, roun
 from compass_jax.experience.step_policies.ask import Decision, PolicyCalls
 from compass_jax.experience.step_policies.inputs import StepInputs
 from compass_jax.experience.turns import Turns
-from compass_jax.records import Group, Outcome, Prompt, Rollout, SampleKey
 from compass_jax.rewards.joined import AnyScorer
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine_api import RolloutEngine

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from compass_jax.aliases import JsonMapping, JsonObject
+from compass_jax.base.aliases import JsonMapping, JsonObject
+from compass_jax.base.records import Draft, Group, Prompt, SampleKey
 from compass_jax.config import ConfigError, Drafts
-from compass_jax.records import Draft, Group, Prompt, SampleKey
 
 ARRAYS = {"tokens": np.int32, "logp": np.float32}
 

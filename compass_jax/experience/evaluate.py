@@ -15,7 +15,8 @@ from functools import partial
 import jax
 from rich.console import Console
 
-from compass_jax.aliases import JsonObject, Tree
+from compass_jax.base.aliases import JsonObject, Tree
+from compass_jax.base.records import Group, Prompt, Rollout, SampleKey, Score
 from compass_jax.config import (
     ConfigError,
     DataConfig,
@@ -30,9 +31,10 @@ from compass_jax.config.data import HELDOUT
 from compass_jax.data.chat_detection import with_chat_format
 from compass_jax.data.prompts import PromptSet, evaluation_sets
 from compass_jax.data.questions import OVERLAP, unique_notices
-from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.data.tokenizer import Tokenizer, load_tokenizer
 from compass_jax.data.turns import turn_encoder
-from compass_jax.distributed import is_main_process
+from compass_jax.devices.distributed import is_main_process
+from compass_jax.devices.sharding import placements
 from compass_jax.experience.accuracy import Evaluation, SetResult, set_result, tally
 from compass_jax.experience.evaluated import (
     answer_rows,
@@ -42,22 +44,20 @@ from compass_jax.experience.evaluated import (
     write_evaluation,
 )
 from compass_jax.experience.judged import failure_of, sample_of, silence, silence_warning
+from compass_jax.experience.scorer import open_scorer
 from compass_jax.experience.turns import Turns
 from compass_jax.model.params import abstract_params, shardings_like
-from compass_jax.records import Group, Prompt, Rollout, SampleKey, Score
-from compass_jax.report import summary_table
 from compass_jax.rewards.checks import votes as votes_of
 from compass_jax.rewards.detect import notice
 from compass_jax.rewards.joined import AnyScorer, check_rows
+from compass_jax.rewards.tasks.task import talks
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.engine_api import RolloutEngine
 from compass_jax.rollout.programs import EngineWorkload
 from compass_jax.rollout.sampling import Purpose, Sampler
+from compass_jax.runs.report import summary_table
 from compass_jax.runs.rundir import ANSWERS, SUMMARY, FolderLock
-from compass_jax.session import load_tokenizer, open_scorer
-from compass_jax.sharding import placements
-from compass_jax.tasks.task import talks
 from compass_jax.weights.average import average_notice
 from compass_jax.weights.start import init_or_load, is_checkpoint
 from compass_jax.weights.sync import sync_weights

@@ -10,11 +10,11 @@ import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from compass_jax.aliases import Json, JsonObject, Tree
+from compass_jax.base.aliases import Json, JsonObject, Tree
+from compass_jax.base.records import Group, Rollout
 from compass_jax.config import ScoredConfig
 from compass_jax.experience.accuracy import Accuracy, Evaluation, SetResult
 from compass_jax.experience.metrics import sample_rows
-from compass_jax.records import Group, Rollout
 from compass_jax.runs.rundir import ANSWERS, SUMMARY, write_atomically
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from compass_jax.base.records import Group, SampleKey, Score
 from compass_jax.config import SamplingConfig
 from compass_jax.experience.buffer import ExperienceBuffer, GroupKey
-from compass_jax.records import Group, SampleKey, Score
 from compass_jax.rl.grouping import UNIFORM_WITHIN
 
 

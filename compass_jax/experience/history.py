@@ -7,10 +7,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from compass_jax.aliases import JsonObject
+from compass_jax.base.aliases import JsonObject
+from compass_jax.base.records import Group, Outcome, Prompt
 from compass_jax.config import RewardConfig
 from compass_jax.experience.growth import is_uniform, known_rewards
-from compass_jax.records import Group, Outcome, Prompt
 
 LABEL_DECAY = 0.9  # of a label's sums per step
 

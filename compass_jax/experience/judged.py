@@ -8,10 +8,10 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+from compass_jax.base.records import Group, Prompt, Rollout, Score
 from compass_jax.config import DataConfig, FileSource, RewardConfig
 from compass_jax.config.verifiers import looked_for
 from compass_jax.experience.growth import is_uniform, known_rewards
-from compass_jax.records import Group, Prompt, Rollout, Score
 from compass_jax.rewards.answer_form import form_of, remedy
 from compass_jax.rewards.faults import summary
 

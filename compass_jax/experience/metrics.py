@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from compass_jax.aliases import JsonObject
+from compass_jax.base.aliases import JsonObject
+from compass_jax.base.records import GOLD, Group, Rollout, StepArrays
 from compass_jax.config import SamplingConfig
 from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.experience.growth import is_uniform, varies
-from compass_jax.records import GOLD, Group, Rollout, StepArrays
 from compass_jax.rewards.faults import summary
 from compass_jax.rl.grouping import UNIFORM_WITHIN
 

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from compass_jax.aliases import JsonMapping, JsonObject
+from compass_jax.base.aliases import JsonMapping, JsonObject
+from compass_jax.base.untrusted import parse_json, read_lines, read_text
 from compass_jax.experience.accuracy import Evaluation
 from compass_jax.experience.estimators import clustered, sign_test
-from compass_jax.report import ReportError
+from compass_jax.runs.report import ReportError
 from compass_jax.runs.rundir import ANSWERS, EVALUATION_FOLDER, SUMMARY
-from compass_jax.untrusted import parse_json, read_lines, read_text
 
 SIGN, T_TEST = "McNemar's, exact", "paired t"
 BOOTSTRAP_SEED = 0

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from compass_jax.aliases import JsonMapping, JsonObject
+from compass_jax.base.aliases import JsonMapping, JsonObject
+from compass_jax.base.records import Group, Outcome, Prompt, Rollout, SampleKey, Score
 from compass_jax.experience.buffer import NO_ROW, ExperienceBuffer, Sample
-from compass_jax.records import Group, Outcome, Prompt, Rollout, SampleKey, Score
 
 UNPREDICTED = 1.0, 1.0  # of a checkpoint from before prompts kept their prediction
 ARRAYS = {"tokens": np.int32, "logp": np.float32, "entropy": np.float32, "versions": np.int32}

@@ -9,8 +9,8 @@ from collections.abc import Callable, Container, Mapping, Sequence
 
 import numpy as np
 
-from compass_jax.aliases import JsonObject, Tree
-from compass_jax.records import Group
+from compass_jax.base.aliases import JsonObject, Tree
+from compass_jax.base.records import Group
 
 DIGITS = 3  # significant digits of a logged number
 

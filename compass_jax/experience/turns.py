@@ -1,5 +1,5 @@
-"""Conversations with an environment (tasks/environment.py): a sample whose turn is over gets the
-environment's answer and is queued again.
+"""Conversations with an environment (rewards/tasks/environment.py): a sample whose turn is over
+gets the environment's answer and is queued again.
 
 A conversation is one sequence and one sample. The environment's tokens are not the policy's: they
 have version GIVEN and no log-prob, and are not trained on. The prefill with which the sample
@@ -22,9 +22,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from compass_jax.aliases import Tree
-from compass_jax.errors import CompassError
-from compass_jax.records import GIVEN, Rollout, SampleKey, Score
+from compass_jax.base.aliases import Tree
+from compass_jax.base.errors import CompassError
+from compass_jax.base.records import GIVEN, Rollout, SampleKey, Score
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,9 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
 from compass_jax.config import MLAConfig, ModelConfig
+from compass_jax.devices.sharding import Placement, constrain
 from compass_jax.model.kernels import (
     cudnn_causal,
     cudnn_fits,
@@ -27,7 +28,6 @@ from compass_jax.model.precision import at_least_float32
 from compass_jax.model.quantize import Quantized, kind_of, matmul, quantize
 from compass_jax.model.rope import apply_rope, deinterleaved, score_factor
 from compass_jax.model.stacks import InStack
-from compass_jax.sharding import Placement, constrain
 
 
 class LayerCache(NamedTuple):

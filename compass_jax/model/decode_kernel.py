@@ -18,8 +18,8 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
+from compass_jax.devices.sharding import Placement
 from compass_jax.model import kernels
-from compass_jax.sharding import Placement
 
 _HIDDEN = -1e30  # a masked score; finite, so that a block without a visible key gives no NaN
 _LARGEST = 4096  # tokens of the largest block of a cache without pages

@@ -15,8 +15,8 @@ import numpy as np
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Float, Int
 
-from compass_jax.aliases import Tree
-from compass_jax.sharding import Placement
+from compass_jax.base.aliases import Tree
+from compass_jax.devices.sharding import Placement
 
 _LANES = 128  # the kernels' granularity in tokens and head size
 _BLOCKS = (512, 256, _LANES)  # tokens of a block, the best first

@@ -9,15 +9,15 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
 from compass_jax.config import ComputeConfig, ModelConfig
+from compass_jax.devices.sharding import Placement, constrain
 from compass_jax.model.attention import attention, rms_norm
 from compass_jax.model.experts.build import build
 from compass_jax.model.lora import merged
 from compass_jax.model.moe import moe_layer
 from compass_jax.model.params import Layout
 from compass_jax.model.quantize import matmul
-from compass_jax.sharding import Placement, constrain
 
 
 class Settings(NamedTuple):

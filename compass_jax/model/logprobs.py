@@ -13,10 +13,10 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
+from compass_jax.devices.sharding import Placement
 from compass_jax.model.experts.dispatch import counted_dispatch, permute
 from compass_jax.model.precision import at_least_float32
-from compass_jax.sharding import Placement
 
 
 def head_weights(params) -> Float[Array, "d v"]:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
 from compass_jax.config import ModelConfig
 from compass_jax.config.errors import ConfigError
 from compass_jax.config.lora import LoRAConfig

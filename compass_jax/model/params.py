@@ -21,10 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
 from compass_jax.config import ComputeConfig, MLAConfig, ModelConfig
+from compass_jax.devices.sharding import SPLIT, STORE, Placement, move
 from compass_jax.model.precision import at_least_float32
-from compass_jax.sharding import SPLIT, STORE, Placement, move
 
 _LONGEST_PERIOD = 8
 Layout = Literal["stacked", "unrolled", "decode", "decode_stacked"]

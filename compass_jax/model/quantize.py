@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
 from compass_jax.model.lora import LowRank, is_low_rank
 from compass_jax.model.params import is_spec
 from compass_jax.model.precision import at_least_float32

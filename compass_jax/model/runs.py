@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
 from compass_jax.model.attention import LayerCache
 from compass_jax.model.experts.build import build
 from compass_jax.model.kernels import SAVED

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import jax
 from jaxtyping import Array, Int
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
 
 
 class InStack(NamedTuple):

@@ -18,8 +18,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
 from compass_jax.config import ComputeConfig, ModelConfig
+from compass_jax.devices.sharding import Placement, constrain
 from compass_jax.model.attention import LayerCache, rms_norm
 from compass_jax.model.layer import Block, Settings, Shared
 from compass_jax.model.lora import any_low_rank
@@ -37,7 +38,6 @@ from compass_jax.model.params import (
 from compass_jax.model.quantize import any_quantized, quantized_zeros
 from compass_jax.model.rope import rope_tables
 from compass_jax.model.runs import Cache, scan_cached, scan_run, unroll_run
-from compass_jax.sharding import Placement, constrain
 
 
 class ModelOutput(NamedTuple):

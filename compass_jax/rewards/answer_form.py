@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from compass_jax.aliases import Settings, Tree
+from compass_jax.base.aliases import Settings, Tree
+from compass_jax.base.records import Prompt
 from compass_jax.config import DataConfig
+from compass_jax.config.kinds import TAG_FORM, Form, kinds
 from compass_jax.config.verifiers import looked_for, pairs
-from compass_jax.records import Prompt
-from compass_jax.verifiers.base import TAG_FORM, Form, kinds
 
 MOST_PROMPTS = 256  # read per source, evenly spaced
 

@@ -3,7 +3,7 @@ built-in and user functions alike.
 
     prompt, response, row       texts, and the row with all its columns as a dict
     answer_tag                  rewards.answer_tag
-    chat_format                 the name of the form of answers (data.chat_format, chat/base.py)
+    chat_format                 the name of the form of answers (data.chat_format)
     any other name              the row's column of this name if it is not null; else the source's
                                 verifier_args; else the parameter's default. `answer` is the
                                 reference, whatever its column in the file
@@ -25,10 +25,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from compass_jax.aliases import Json, JsonMapping, JsonObject
-from compass_jax.chat.base import AUTO
+from compass_jax.base.aliases import Json, JsonMapping, JsonObject
+from compass_jax.base.chat.base import AUTO
+from compass_jax.base.errors import CompassError
 from compass_jax.config import ConfigError
-from compass_jax.errors import CompassError
 
 Row = JsonMapping
 _PACKAGE = Path(__file__).parents[1]

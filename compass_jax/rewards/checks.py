@@ -25,10 +25,11 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from compass_jax.aliases import Json, JsonMapping, JsonObject
-from compass_jax.chat.base import AUTO
+from compass_jax.base.aliases import Json, JsonMapping, JsonObject
+from compass_jax.base.chat.base import AUTO
 from compass_jax.config import ConfigError, DataConfig, ProceduralSource, TaskSource
 from compass_jax.config.data import Source
+from compass_jax.config.kinds import NOTHING, Kind, kinds
 from compass_jax.config.named import file_of, load, load_module
 from compass_jax.config.rewards import NO_FILE
 from compass_jax.config.verifiers import JUDGE, pairs
@@ -41,11 +42,10 @@ from compass_jax.rewards.reasoning import (
     reasoning_gym_score,
     take_over,
 )
-from compass_jax.tasks.rows import decode_row
-from compass_jax.tasks.task import load_task
-from compass_jax.verifiers.answers import canonical
-from compass_jax.verifiers.base import NOTHING, Kind, kinds
-from compass_jax.verifiers.extract import extract_answer, number
+from compass_jax.rewards.tasks.rows import decode_row
+from compass_jax.rewards.tasks.task import load_task
+from compass_jax.rewards.verifiers.answers import canonical
+from compass_jax.rewards.verifiers.extract import extract_answer, number
 
 MOST_COMPONENTS = 16
 COMPONENT = re.compile(r"[A-Za-z]\w{0,39}")
@@ -80,7 +80,7 @@ class Response(NamedTuple):
 
     source: int  # index into the list of checks
     text: Json  # the model's response; a function that returns it until a worker is free
-    row: str  # the prompt's row, encoded by tasks/rows.py
+    row: str  # the prompt's row, encoded by rewards/tasks/rows.py
     prompt: str = ""  # the question
     rows: tuple[str, ...] = ()  # instead of a response: rows to validate
 

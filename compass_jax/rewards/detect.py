@@ -14,10 +14,10 @@ from functools import cache
 
 from compass_jax.config import ConfigError, DataConfig, FileSource, TaskSource
 from compass_jax.config.named import file_of
-from compass_jax.processes.guards import GUARDS
-from compass_jax.processes.start import environment, module_command
+from compass_jax.devices.processes.guards import GUARDS
+from compass_jax.devices.processes.start import environment, module_command
 from compass_jax.rewards.checks import sources_with
-from compass_jax.verifiers.program_files import package_files, python_files, readable_at
+from compass_jax.rewards.verifiers.program_files import package_files, python_files, readable_at
 
 _TRIAL_LIMIT_S = 60.0
 
@@ -63,7 +63,7 @@ def _format(missing: Mapping[str, str]) -> str:
 @cache
 def missing_guards() -> dict[str, str]:
     """Returns the guards that this machine lacks, with the reasons, tried once by a process."""
-    command = module_command("compass_jax.processes.guards")
+    command = module_command("compass_jax.devices.processes.guards")
     with tempfile.TemporaryDirectory(prefix="compass-trial-") as folder:
         try:
             trial = subprocess.run(

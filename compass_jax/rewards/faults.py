@@ -6,8 +6,8 @@ import logging
 import re
 from collections.abc import Sequence
 
-from compass_jax.errors import UserError
-from compass_jax.records import Score
+from compass_jax.base.errors import UserError
+from compass_jax.base.records import Score
 from compass_jax.rewards.called import MissingColumn
 from compass_jax.rewards.checks import Check, Response
 

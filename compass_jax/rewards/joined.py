@@ -13,16 +13,16 @@ import json
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Self
 
+from compass_jax.base.records import EPISODE, GOLD, Prompt, SampleKey, Score, stable_id
 from compass_jax.config import DataConfig
 from compass_jax.config.verifiers import JUDGE
-from compass_jax.records import EPISODE, GOLD, Prompt, SampleKey, Score, stable_id
 from compass_jax.rewards.checks import DECIMALS, gold_places, judged_sources, sources_with
-from compass_jax.rewards.endpoint import Asker, Pooled
 from compass_jax.rewards.faults import VerifierError
-from compass_jax.rewards.judging import Judge
-from compass_jax.rewards.scalar import ScalarJudge
+from compass_jax.rewards.judges.endpoint import Asker, Pooled
+from compass_jax.rewards.judges.judging import Judge
+from compass_jax.rewards.judges.scalar import ScalarJudge
 from compass_jax.rewards.score import Scorer
-from compass_jax.tasks.rows import decode_row, encode_row
+from compass_jax.rewards.tasks.rows import decode_row, encode_row
 
 AnyJudge = Judge | ScalarJudge
 WORKERS = "workers"

@@ -15,10 +15,10 @@ from collections.abc import Callable
 from functools import lru_cache
 from types import FunctionType
 
-from compass_jax.aliases import Json, JsonObject
+from compass_jax.base.aliases import Json, JsonObject
 from compass_jax.config import ConfigError
-from compass_jax.verifiers.answers import is_arithmetic, is_expression, literal
-from compass_jax.verifiers.extract import number
+from compass_jax.rewards.verifiers.answers import is_arithmetic, is_expression, literal
+from compass_jax.rewards.verifiers.extract import number
 
 FORMAT_CREDIT = 0.05  # reasoning-gym's scorers give 0.01 or 0.05 for any answer that can be parsed
 

@@ -15,12 +15,12 @@ from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
-from compass_jax.aliases import JsonObject
-from compass_jax.chat.base import UnknownMarks, find_format
+from compass_jax.base.aliases import JsonObject
+from compass_jax.base.chat.base import UnknownMarks, find_format
+from compass_jax.base.errors import CompassError
+from compass_jax.base.records import Prompt, Score
 from compass_jax.config import DataConfig, RewardConfig
-from compass_jax.errors import CompassError
-from compass_jax.processes.start import Child, environment
-from compass_jax.records import Prompt, Score
+from compass_jax.devices.processes.start import Child, environment
 from compass_jax.rewards import detect
 from compass_jax.rewards.checks import Response, checks_of
 from compass_jax.rewards.faults import Faults, VerifierError

@@ -23,15 +23,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from compass_jax.aliases import Json, JsonObject
+from compass_jax.base.aliases import Json, JsonObject
+from compass_jax.base.errors import UserError
 from compass_jax.config import ConfigError
-from compass_jax.errors import UserError
-from compass_jax.processes import guards, sandbox, start
-from compass_jax.processes.channel import Channel
+from compass_jax.devices.processes import guards, sandbox, start
+from compass_jax.devices.processes.channel import Channel
 from compass_jax.rewards.called import Case
 from compass_jax.rewards.checks import UNDECIDED, Check, Response, Verifier, build
-from compass_jax.tasks.rows import decode_row
-from compass_jax.verifiers import program, program_files
+from compass_jax.rewards.tasks.rows import decode_row
+from compass_jax.rewards.verifiers import program, program_files
 
 DETAIL_CHARS = 2000
 FAULT_CHARS = 1000

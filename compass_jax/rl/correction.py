@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from compass_jax.base.masked import masked_sum
 from compass_jax.config import Correction
-from compass_jax.masked import masked_sum
 from compass_jax.rl.corrections.inputs import CorrectionInputs
 from compass_jax.rl.diagnostics import Diagnostics, mean_of, share_of
 from compass_jax.rl.shapes import require_shape

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from compass_jax.masked import masked_sum
+from compass_jax.base.masked import masked_sum
 
 Diagnostics = dict[str, tuple[Float[Array, ""], ...]]
 

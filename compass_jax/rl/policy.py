@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from compass_jax.base.masked import masked_max
 from compass_jax.config import Objective
-from compass_jax.masked import masked_max
 from compass_jax.rl.diagnostics import Diagnostics, mean_of, share_of
 from compass_jax.rl.grouping import SampleRows
 from compass_jax.rl.objectives.inputs import PolicyInputs, WeightInputs

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
+from compass_jax.base.records import EARLIER, GOLD, SAMPLE, SAMPLED, TRUNCATED
 from compass_jax.config import AlgorithmConfig
-from compass_jax.records import EARLIER, GOLD, SAMPLE, SAMPLED, TRUNCATED
 from compass_jax.rl.correction import correction_weight
 from compass_jax.rl.diagnostics import Diagnostics, mean_of
 from compass_jax.rl.group_advantage import group_advantage

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
 
 
 def require_shape(where: str, shape: tuple[int | None, ...], **arrays: Tree) -> None:

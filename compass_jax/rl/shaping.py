@@ -11,8 +11,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from compass_jax.base.masked import masked_mean
 from compass_jax.config import ShapingConfig
-from compass_jax.masked import masked_mean
 from compass_jax.rl.diagnostics import Diagnostics, share_of
 from compass_jax.rl.grouping import UNIFORM_WITHIN
 from compass_jax.rl.shapes import require_shape

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from compass_jax.masked import masked_mean
+from compass_jax.base.masked import masked_mean
 from compass_jax.rl.diagnostics import Diagnostics
 
 MAX_TOKEN_LOG_RATIO = 20.0

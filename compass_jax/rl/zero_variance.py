@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from compass_jax.masked import masked_max
-from compass_jax.records import Outcome
+from compass_jax.base.masked import masked_max
+from compass_jax.base.records import Outcome
 from compass_jax.rl.diagnostics import Diagnostics, share_of
 from compass_jax.rl.grouping import group_statistics
 from compass_jax.rl.shapes import require_shape

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from compass_jax.aliases import JsonObject
-from compass_jax.errors import CompassError
+from compass_jax.base.aliases import JsonObject
+from compass_jax.base.errors import CompassError
 
 
 class Ask(NamedTuple):

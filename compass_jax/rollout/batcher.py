@@ -17,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, UInt, UInt32
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
+from compass_jax.devices.sharding import fetch
 from compass_jax.rollout.engine_api import ResultTokens, RolloutEngine
 from compass_jax.rollout.logprobs import TopLogprobs
 from compass_jax.rollout.request import Request
@@ -34,7 +35,6 @@ from compass_jax.rollout.slots import Slots
 from compass_jax.rollout.state import Prefix
 from compass_jax.rollout.stats import RolloutStats
 from compass_jax.rollout.waiting import OpenPrefix, Waiting, split_cancelled
-from compass_jax.sharding import fetch
 
 # the purpose of draws, and the number that stands for a visit in their keys
 Noise = tuple[Purpose, Callable[[int], int]]

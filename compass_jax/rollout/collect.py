@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from jaxtyping import Array, UInt
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
+from compass_jax.base.records import EPISODE, Prompt, Rollout, SampleKey
 from compass_jax.config import ConfigError
-from compass_jax.records import EPISODE, Prompt, Rollout, SampleKey
 from compass_jax.rollout.engine_api import RolloutEngine
 from compass_jax.rollout.request import Request
 from compass_jax.rollout.routes import RouteBuffer

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
-from compass_jax.aliases import JsonObject, Tree
+from compass_jax.base.aliases import JsonObject, Tree
 from compass_jax.config import RolloutConfig
 from compass_jax.model.moe import unset_id
 from compass_jax.model.transformer import Transformer, apply

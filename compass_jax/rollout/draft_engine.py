@@ -14,10 +14,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, UInt
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
+from compass_jax.base.records import Draft, SampleKey
 from compass_jax.config import Drafts
+from compass_jax.devices.sharding import fetch
 from compass_jax.model.moe import unset_id
-from compass_jax.records import Draft, SampleKey
 from compass_jax.rollout.batcher import Batcher, Noise
 from compass_jax.rollout.drafts import DraftInputs, DraftRows, DraftScores
 from compass_jax.rollout.engine import Engine
@@ -28,7 +29,6 @@ from compass_jax.rollout.sampling import Purpose, Sampler, draw_uniform, sample,
 from compass_jax.rollout.sizes import resume_bucket, resume_rows
 from compass_jax.rollout.state import Prefix, lay, next_logits
 from compass_jax.rollout.waiting import Waiting, split_cancelled
-from compass_jax.sharding import fetch
 
 
 class DraftEngine(Engine):

@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Int, UInt, UInt32
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
 from compass_jax.config import ComputeConfig, ModelConfig, RolloutConfig
+from compass_jax.devices.sharding import Placement, move
 from compass_jax.model.attention import takes_kernel
 from compass_jax.model.layer import attention_kernel
 from compass_jax.model.moe import empty_routes, unset_id
@@ -37,7 +38,6 @@ from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Purpose, RowSampling, Sampler, sample_keys
 from compass_jax.rollout.sizes import prompt_bucket
 from compass_jax.rollout.state import DecodeState, Prefix, empty_state, lay, lay_state
-from compass_jax.sharding import Placement, move
 
 
 class Engine:

@@ -16,12 +16,12 @@ import numpy as np
 from flax import struct
 from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
 from compass_jax.config import RolloutConfig
+from compass_jax.devices.sharding import Placement
 from compass_jax.rollout.logprobs import TopLogprobs
 from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Purpose, RowSampling, Sampler
-from compass_jax.sharding import Placement
 
 
 class SlotData(NamedTuple):

@@ -11,7 +11,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from compass_jax.records import EPISODE
+from compass_jax.base.records import EPISODE
 from compass_jax.rollout.batcher import Batcher
 from compass_jax.rollout.prefill import Extension
 from compass_jax.rollout.request import Request

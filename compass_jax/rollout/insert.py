@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from compass_jax.config import RolloutConfig
+from compass_jax.devices.sharding import Placement
 from compass_jax.model.moe import unset_id
 from compass_jax.rollout.kv_cache import put_prefix
 from compass_jax.rollout.prefill import for_samples
 from compass_jax.rollout.sampling import is_end
 from compass_jax.rollout.state import DecodeState, Prefix, lay_state, side_by_side
-from compass_jax.sharding import Placement
 
 
 def inserted(

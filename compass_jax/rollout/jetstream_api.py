@@ -24,9 +24,9 @@ if "tree_map" not in vars(jax):  # JetStream's orchestrator calls it; current JA
 from jetstream.core import config_lib, server_lib
 from jetstream.engine import engine_api, tokenizer_api, tokenizer_pb2
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
+from compass_jax.base.records import Prompt
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.records import Prompt
 from compass_jax.rollout.batcher import Batcher
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.request import Request

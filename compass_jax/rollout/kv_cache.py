@@ -23,10 +23,10 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Int
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
 from compass_jax.config import ComputeConfig, ConfigError, ModelConfig, RolloutConfig
+from compass_jax.devices.sharding import Placement
 from compass_jax.model.transformer import Cache, init_cache
-from compass_jax.sharding import Placement
 
 
 def check_pages(rollout: RolloutConfig, groups: int) -> None:

@@ -14,9 +14,10 @@ from typing import NamedTuple, Self
 import jax.numpy as jnp
 import numpy as np
 
-from compass_jax.aliases import JsonObject, Tree
-from compass_jax.errors import CompassError
-from compass_jax.records import Prompt
+from compass_jax.base.aliases import JsonObject, Tree
+from compass_jax.base.errors import CompassError
+from compass_jax.base.records import Prompt
+from compass_jax.devices.sharding import fetch
 from compass_jax.rollout.batcher import Batcher
 from compass_jax.rollout.engine_api import RolloutEngine
 from compass_jax.rollout.logprobs import TopLogprobs
@@ -24,7 +25,6 @@ from compass_jax.rollout.request import Request
 from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.rollout.sizes import prompt_bucket
 from compass_jax.rollout.waiting import split_cancelled
-from compass_jax.sharding import fetch
 
 MOST_TOP = 20  # maximum number of likeliest tokens with each token
 PER_REQUEST = Sampler(per_request=True, top_logprobs=MOST_TOP)

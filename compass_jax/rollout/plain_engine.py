@@ -17,15 +17,15 @@ import jax
 import numpy as np
 from jaxtyping import Array, Int, UInt32
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
+from compass_jax.base.records import UNKNOWN_LOGP
 from compass_jax.config import ConfigError, RolloutConfig
-from compass_jax.records import UNKNOWN_LOGP
+from compass_jax.devices.sharding import Placement
 from compass_jax.rollout import engine_api
 from compass_jax.rollout.batcher import Batcher
 from compass_jax.rollout.engine_api import ResultTokens
 from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Purpose, RowSampling, Sampler
-from compass_jax.sharding import Placement
 
 # the part of the contract that a rollout calls
 _CALLED = (

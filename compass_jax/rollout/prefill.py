@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, UInt, UInt32
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
 from compass_jax.config import RolloutConfig
 from compass_jax.model.transformer import Transformer, apply, init_cache
 from compass_jax.rollout.logprobs import TopLogprobs, in_rows, top_logprobs

@@ -11,7 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from compass_jax.programs import Program, Result, struct
+from compass_jax.base.programs import Program, Result, struct
 from compass_jax.rollout.draft_engine import DraftEngine
 from compass_jax.rollout.drafts import DraftRows
 from compass_jax.rollout.engine import Engine

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from compass_jax.records import Prompt, Rollout
+from compass_jax.base.records import Prompt, Rollout
 from compass_jax.rollout.logprobs import TopLogprobs
 
 

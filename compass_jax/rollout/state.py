@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, UInt, UInt32
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
 from compass_jax.config import RolloutConfig
+from compass_jax.devices.sharding import Placement, constrain
 from compass_jax.model.logprobs import head_weights, logits_of
 from compass_jax.model.moe import empty_routes
 from compass_jax.model.precision import at_least_float32
@@ -19,7 +20,6 @@ from compass_jax.model.transformer import Cache, Transformer
 from compass_jax.rollout.kv_cache import new_cache, pages_spec
 from compass_jax.rollout.logprobs import TopLogprobs, empty_logprobs
 from compass_jax.rollout.sampling import RowSampling, Sampler
-from compass_jax.sharding import Placement, constrain
 
 
 class Prefix(NamedTuple):

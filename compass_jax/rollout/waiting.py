@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from compass_jax.records import Prompt
+from compass_jax.base.records import Prompt
 from compass_jax.rollout.request import Request
 from compass_jax.rollout.state import Prefix
 

@@ -14,7 +14,7 @@ import filelock
 import jax
 from jax.experimental.compilation_cache import compilation_cache
 
-from compass_jax.aliases import Json
+from compass_jax.base.aliases import Json
 
 MOST_BYTES = 4 * 2**30  # the least recently used programs are removed first
 OFF = "off"

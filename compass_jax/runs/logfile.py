@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from compass_jax.errors import CompassError
+from compass_jax.base.errors import CompassError
 
 
 class LogError(CompassError, RuntimeError):

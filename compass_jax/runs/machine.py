@@ -12,7 +12,7 @@ import platform
 from importlib import metadata
 from pathlib import Path
 
-from compass_jax.aliases import JsonObject
+from compass_jax.base.aliases import JsonObject
 from compass_jax.runs.rundir import write_atomically
 
 MACHINE = "machine.json"

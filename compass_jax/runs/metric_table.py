@@ -18,7 +18,7 @@ class Metric(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line of a panel. `colour`: one of report/web/page.css, such as blue."""
+    """A line of a panel. `colour`: one of runs/report/web/page.css, such as blue."""
 
     metric: str
     label: str

@@ -18,11 +18,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from compass_jax.aliases import JsonObject
+from compass_jax.base.aliases import JsonObject
+from compass_jax.base.errors import CompassError
 from compass_jax.config import ConfigError, RunConfig
 from compass_jax.config.io import changed_keys, config_to_json, flatten, read_config
 from compass_jax.config.rewards import NO_FILE
-from compass_jax.errors import CompassError
 from compass_jax.runs.logfile import replaced
 
 FileHashes = tuple[tuple[str, str], ...]  # user code by name, with its hash

@@ -18,7 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.table import Column
 from rich.text import Text
 
-from compass_jax.aliases import Json, JsonMapping
+from compass_jax.base.aliases import Json, JsonMapping
 from compass_jax.runs.compiler_clock import COMPILER, CompilerClock
 from compass_jax.runs.progress import duration, progress_text
 

@@ -16,11 +16,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from compass_jax.aliases import JsonMapping, JsonObject
+from compass_jax.base.aliases import JsonMapping, JsonObject
 from compass_jax.runs.logfile import LogError, LogFile
 from compass_jax.runs.screen import Screen
-from compass_jax.trackers.board import Board
-from compass_jax.trackers.opened import open_trackers
+from compass_jax.runs.trackers.board import Board
+from compass_jax.runs.trackers.opened import open_trackers
 
 
 def plain_numbers(metrics: Mapping[str, float]) -> dict[str, float | None]:

@@ -9,8 +9,8 @@ import sys
 import traceback
 from pathlib import Path
 
+from compass_jax.base.errors import CompassError
 from compass_jax.config.errors import first_line
-from compass_jax.errors import CompassError
 from compass_jax.runs.logfile import room
 
 

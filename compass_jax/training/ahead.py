@@ -8,8 +8,8 @@ import contextlib
 import threading
 from collections.abc import Iterable
 
-from compass_jax.aliases import Tree
-from compass_jax.programs import Program
+from compass_jax.base.aliases import Tree
+from compass_jax.base.programs import Program
 from compass_jax.runs.compiler_clock import COMPILER
 
 

@@ -11,7 +11,8 @@ from functools import partial
 import numpy as np
 from jaxtyping import Float
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
+from compass_jax.base.records import Prompt
 from compass_jax.config import RunConfig
 from compass_jax.config.curriculum import at_step, stage_at
 from compass_jax.data.difficulty import label_of
@@ -20,27 +21,25 @@ from compass_jax.data.predictors.inputs import PredictorInputs
 from compass_jax.data.prompts import evaluation_sets, fitting, train_prompts
 from compass_jax.data.selectors import prompt_selector
 from compass_jax.data.stream import PromptStream
-from compass_jax.distributed import from_main_process
+from compass_jax.data.tokenizer import load_tokenizer
+from compass_jax.devices.distributed import from_main_process
+from compass_jax.devices.sharding import Placement, placements
 from compass_jax.experience.collect import Collector, new_buffer
 from compass_jax.experience.drafts import DraftStore, check_turns
 from compass_jax.experience.episodes.collection import EpisodeCollection
 from compass_jax.experience.episodes.played import Episodes
 from compass_jax.experience.evaluate import turns_of
 from compass_jax.experience.history import PromptHistory
-from compass_jax.memory import check_drafts, check_held_groups
 from compass_jax.model.params import training_layout
 from compass_jax.model.transformer import Transformer
-from compass_jax.records import Prompt
 from compass_jax.rewards.joined import AnyScorer, EpisodeScorer, check_rows
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.draft_engine import engine_for
 from compass_jax.rollout.engine_api import RolloutEngine
 from compass_jax.rollout.plain_engine import PlainEngine
+from compass_jax.rollout.remote.pool import Pool
+from compass_jax.rollout.remote.remote import RemoteEngine
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.samplers.pool import Pool
-from compass_jax.samplers.remote import RemoteEngine
-from compass_jax.session import RunState, load_tokenizer, newest_checkpoint
-from compass_jax.sharding import Placement, placements
 from compass_jax.training.hand_over import RolloutWeights, WeightTransport, transport_of
 from compass_jax.training.hooks.base import Hook, Hooks
 from compass_jax.training.hooks.callbacks import Callbacks
@@ -55,11 +54,13 @@ from compass_jax.training.hooks.step_metrics import PermutedRewards, StepMetrics
 from compass_jax.training.hooks.temperature import TemperatureControl
 from compass_jax.training.learner import Learner
 from compass_jax.training.loop import RLTrainer
+from compass_jax.training.memory import check_drafts, check_held_groups
 from compass_jax.training.own_engine import OpenEngine, check_own_engine, check_samplers
 from compass_jax.training.own_judge import PolicyJudge
 from compass_jax.training.parts import Parts, Prompts
 from compass_jax.training.prompt_states import prompt_states
 from compass_jax.training.saved import SavedRun, Stateful
+from compass_jax.training.session import RunState, newest_checkpoint
 from compass_jax.weights.checkpoint import Checkpoints
 from compass_jax.weights.start import first_parameters, vocab_rows
 

@@ -10,10 +10,10 @@ from pathlib import Path
 import jax
 
 from compass_jax.config import ConfigError, DataConfig, RLConfig, RolloutConfig
+from compass_jax.data.tokenizer import load_tokenizer
 from compass_jax.experience.episodes.played import LOGS, Episodes
-from compass_jax.serving.door import TrainingDoor
-from compass_jax.session import load_tokenizer
-from compass_jax.tasks.task import plays
+from compass_jax.rewards.tasks.task import plays
+from compass_jax.rollout.serving.door import TrainingDoor
 
 
 @contextlib.contextmanager

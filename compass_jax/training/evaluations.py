@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from compass_jax.aliases import JsonObject
+from compass_jax.base.aliases import JsonObject
+from compass_jax.base.records import Group
 from compass_jax.config.data import HELDOUT
 from compass_jax.data.prompts import PromptSet
-from compass_jax.distributed import is_main_process
+from compass_jax.devices.distributed import is_main_process
 from compass_jax.experience.accuracy import Evaluation
 from compass_jax.experience.evaluate import count_answers, evaluate, evenly, start_sets
 from compass_jax.experience.evaluated import answer_rows, summary_of, write_evaluation
-from compass_jax.records import Group
 from compass_jax.runs.rundir import (
     EVALUATION,
     EVALUATION_FOLDER,

@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator
 from typing import Protocol
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.engine_api import RolloutEngine
 from compass_jax.rollout.plain_engine import PlainEngine
-from compass_jax.samplers.remote import RemoteEngine
+from compass_jax.rollout.remote.remote import RemoteEngine
 from compass_jax.training import trained
 from compass_jax.training.learner import Learner
 from compass_jax.training.own_engine import ByLoading

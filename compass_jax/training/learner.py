@@ -26,17 +26,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
+from compass_jax.base.programs import Program, struct
+from compass_jax.base.records import StepArrays, TrainState
 from compass_jax.config import LearnerConfig
+from compass_jax.devices.sharding import move
 from compass_jax.model.moe import empty_routes
 from compass_jax.model.params import place
 from compass_jax.model.transformer import Transformer
-from compass_jax.programs import Program, struct
-from compass_jax.records import StepArrays, TrainState
 from compass_jax.rl.diagnostics import Diagnostics, merge_diagnostics
 from compass_jax.rl.prepare import Prepared
 from compass_jax.rl.row_plan import row_plan
-from compass_jax.sharding import move
 from compass_jax.training import optim, step, trained
 from compass_jax.training.passes import Gradient, Passes
 from compass_jax.training.programs import training_programs

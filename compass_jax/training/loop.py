@@ -34,21 +34,21 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
+from compass_jax.base.errors import CompassError
+from compass_jax.base.records import Group, Prompt, StepArrays
 from compass_jax.config.curriculum import Stage
-from compass_jax.errors import CompassError
+from compass_jax.devices.machine import return_freed_memory
 from compass_jax.experience.assemble import assemble, columns_of
 from compass_jax.experience.collect import results_of
 from compass_jax.experience.history import outcome
 from compass_jax.experience.judged import failure_of
-from compass_jax.machine import return_freed_memory
-from compass_jax.records import Group, Prompt, StepArrays
 from compass_jax.rewards.faults import VerifierError
 from compass_jax.rl.zero_variance import waste_of_dropped, waste_of_replaced
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.session import RunState
 from compass_jax.training.ahead import CompileAhead
 from compass_jax.training.hooks.base import Hook, StepRecord
 from compass_jax.training.parts import Parts
+from compass_jax.training.session import RunState
 from compass_jax.training.stops import TrainingStopped
 
 

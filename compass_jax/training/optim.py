@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
+from compass_jax.base.errors import CompassError
+from compass_jax.base.records import TrainState
 from compass_jax.config import ConfigError, OptimConfig, named
-from compass_jax.errors import CompassError
 from compass_jax.model.precision import at_least_float32
-from compass_jax.records import TrainState
 
 
 class TrainingDiverged(CompassError, RuntimeError):

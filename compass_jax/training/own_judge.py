@@ -10,7 +10,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
+from compass_jax.base.records import Prompt, Rollout, stable_id
 from compass_jax.config import (
     EngineJudgeConfig,
     PolicyConfig,
@@ -20,10 +21,9 @@ from compass_jax.config import (
 )
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.experience.evaluate import decoder_of, turns_of
-from compass_jax.records import Prompt, Rollout, stable_id
-from compass_jax.rewards.endpoint import REFUSED, Batched, Messages, Reply
 from compass_jax.rewards.joined import AnyScorer, JoinedScorer
-from compass_jax.rewards.scalar import ScalarJudge
+from compass_jax.rewards.judges.endpoint import REFUSED, Batched, Messages, Reply
+from compass_jax.rewards.judges.scalar import ScalarJudge
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.engine_api import RolloutEngine

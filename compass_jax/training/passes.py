@@ -10,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
 from compass_jax.config import ConfigError, LearnerConfig
+from compass_jax.devices.sharding import move
 from compass_jax.model.transformer import Transformer
 from compass_jax.rl.bucketing import MicroBatch
 from compass_jax.rl.diagnostics import Diagnostics, merge_diagnostics
 from compass_jax.rl.prepare import Prepared
 from compass_jax.rl.row_plan import UpdatePlan
-from compass_jax.sharding import move
 from compass_jax.training import step
 from compass_jax.training.scored import (
     Scored,

@@ -11,14 +11,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from compass_jax.aliases import Tree
-from compass_jax.config import LearnerConfig
-from compass_jax.model.moe import empty_routes
-from compass_jax.model.precision import at_least_float32
-from compass_jax.model.routes import put_routes, put_tokens, take_routes, take_tokens
-from compass_jax.model.transformer import Transformer
-from compass_jax.programs import Program, Result, struct
-from compass_jax.records import (
+from compass_jax.base.aliases import Tree
+from compass_jax.base.programs import Program, Result, struct
+from compass_jax.base.records import (
     CONCENTRATION,
     EARLIER,
     FIRST,
@@ -28,6 +23,11 @@ from compass_jax.records import (
     TRUNCATED,
     TrainState,
 )
+from compass_jax.config import LearnerConfig
+from compass_jax.model.moe import empty_routes
+from compass_jax.model.precision import at_least_float32
+from compass_jax.model.routes import put_routes, put_tokens, take_routes, take_tokens
+from compass_jax.model.transformer import Transformer
 from compass_jax.rl.bucketing import row_counts
 from compass_jax.rl.prepare import UpdateRows
 from compass_jax.training import step, trained

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
+from compass_jax.base.records import Prompt
+from compass_jax.devices.sharding import fetch
 from compass_jax.model.transformer import Transformer, apply
-from compass_jax.records import Prompt
-from compass_jax.sharding import fetch
 
 ROWS = 32  # prompts of a forward pass, at most; a multiple of the mesh's rows
 

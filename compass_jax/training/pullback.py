@@ -10,7 +10,7 @@ from functools import partial
 
 import jax
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
 
 
 @partial(

@@ -9,7 +9,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
 from compass_jax.config import OptimConfig, SFTConfig, UpdatesConfig
 from compass_jax.config.lora import LoRAConfig
 from compass_jax.training.optim import rates

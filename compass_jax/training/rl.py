@@ -12,30 +12,22 @@ from typing import NamedTuple
 
 import jax
 
-from compass_jax.aliases import JsonObject
+from compass_jax.base.aliases import JsonObject
+from compass_jax.base.errors import STRICT
 from compass_jax.config import RunConfig
 from compass_jax.config.curriculum import largest_stage
 from compass_jax.config.io import to_plain
 from compass_jax.data.prompts import in_words
-from compass_jax.distributed import all_gather_bytes, is_main_process
-from compass_jax.errors import STRICT
-from compass_jax.memory import memory_line
+from compass_jax.devices.distributed import all_gather_bytes, is_main_process
+from compass_jax.experience.scorer import open_scorer
 from compass_jax.rewards.checks import code_of
 from compass_jax.rewards.detect import notice
 from compass_jax.rewards.faults import VerifierError
+from compass_jax.rollout.remote.pool import Pool
 from compass_jax.runs.machine import record_machine
 from compass_jax.runs.profile import check_steps, traced
 from compass_jax.runs.rundir import RunDir
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.samplers.pool import Pool
-from compass_jax.session import (
-    RunState,
-    carry_tokenizer,
-    code_changes,
-    open_run,
-    open_scorer,
-    with_date,
-)
 from compass_jax.training.building import Building
 from compass_jax.training.episodes import check_episodes, open_episodes
 from compass_jax.training.evaluations import Evaluations
@@ -45,7 +37,15 @@ from compass_jax.training.hooks.guard import Guard
 from compass_jax.training.hooks.notices import Notices
 from compass_jax.training.idle_settings import idle_stages
 from compass_jax.training.loop import RLTrainer
+from compass_jax.training.memory import memory_line
 from compass_jax.training.rate_notices import moved_schedule
+from compass_jax.training.session import (
+    RunState,
+    carry_tokenizer,
+    code_changes,
+    open_run,
+    with_date,
+)
 from compass_jax.training.stops import never_stop
 from compass_jax.weights import checkpoint
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import jax
 
-from compass_jax.aliases import Json, JsonObject
+from compass_jax.base.aliases import Json, JsonObject
 from compass_jax.config import RunConfig
 from compass_jax.data.stream import PromptStream
 from compass_jax.experience import saved_samples

@@ -20,11 +20,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
 from compass_jax.config import DataConfig, PolicyConfig
 from compass_jax.config.errors import check
 from compass_jax.data.pairs import Pair, conversation, encode_pairs, split_pairs
-from compass_jax.data.tokenizer import Tokenizer
+from compass_jax.data.tokenizer import Tokenizer, load_tokenizer
+from compass_jax.devices.sharding import fetch, placements
 from compass_jax.model.logprobs import head_weights
 from compass_jax.model.lora import trainable
 from compass_jax.model.moe import RouterStats
@@ -33,8 +34,6 @@ from compass_jax.model.precision import at_least_float32
 from compass_jax.model.transformer import Transformer, apply
 from compass_jax.rl.bucketing import plan, take_rows
 from compass_jax.rl.diagnostics import Diagnostics
-from compass_jax.session import load_tokenizer
-from compass_jax.sharding import fetch, placements
 from compass_jax.training import step
 from compass_jax.training.sft import SFTTrainer
 from compass_jax.weights.start import first_parameters

@@ -9,15 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Int, UInt
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
+from compass_jax.base.records import EARLIER, UNKNOWN_LOGP, StepArrays
+from compass_jax.devices.sharding import fetch
 from compass_jax.model.routes import put_routes, put_tokens, take_routes, take_tokens
-from compass_jax.records import EARLIER, UNKNOWN_LOGP, StepArrays
 from compass_jax.rl.bucketing import MicroBatch, padding_frac, take_rows
 from compass_jax.rl.correction import mismatch
 from compass_jax.rl.diagnostics import Diagnostics
 from compass_jax.rl.prepare import Prepared, UpdateRows
 from compass_jax.rl.row_plan import RowPlan, UpdatePlan
-from compass_jax.sharding import fetch
 from compass_jax.training import step
 
 

@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compass_jax import distributed
-from compass_jax.aliases import JsonObject, Tree
+from compass_jax.base.aliases import JsonObject, Tree
+from compass_jax.base.records import TrainState
 from compass_jax.config import RunConfig
 from compass_jax.config.io import to_plain
 from compass_jax.data.packing import packed, padded
@@ -27,9 +27,11 @@ from compass_jax.data.streamed import (
     sft_records,
     work_in_words,
 )
-from compass_jax.distributed import is_main_process
-from compass_jax.machine import peak_bytes
-from compass_jax.memory import memory_line
+from compass_jax.data.tokenizer import load_tokenizer
+from compass_jax.devices import distributed
+from compass_jax.devices.distributed import is_main_process
+from compass_jax.devices.machine import peak_bytes
+from compass_jax.devices.sharding import fetch, placements
 from compass_jax.model.params import (
     in_layout,
     place,
@@ -38,7 +40,6 @@ from compass_jax.model.params import (
     training_layout,
 )
 from compass_jax.model.transformer import Transformer, init_params
-from compass_jax.records import TrainState
 from compass_jax.rewards.checks import code_of
 from compass_jax.rl.bucketing import MicroBatch, plan, take_rows
 from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_diagnostics
@@ -46,18 +47,17 @@ from compass_jax.runs.machine import record_machine
 from compass_jax.runs.profile import check_steps, traced
 from compass_jax.runs.rundir import RunDir
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.session import (
+from compass_jax.training import optim, step, trained
+from compass_jax.training.header import describe_model, header, sft_method
+from compass_jax.training.memory import memory_line
+from compass_jax.training.rate_notices import moved_schedule
+from compass_jax.training.session import (
     RunState,
     carry_tokenizer,
-    load_tokenizer,
     newest_checkpoint,
     open_run,
     with_date,
 )
-from compass_jax.sharding import fetch, placements
-from compass_jax.training import optim, step, trained
-from compass_jax.training.header import describe_model, header, sft_method
-from compass_jax.training.rate_notices import moved_schedule
 from compass_jax.training.stops import TrainingStopped, stoppable
 from compass_jax.weights import checkpoint
 from compass_jax.weights.adapters import adapter_meta, check_base

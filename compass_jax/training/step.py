@@ -18,7 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int, UInt
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
+from compass_jax.base.records import TrainState
 from compass_jax.config import LearnerConfig, ModelConfig, Objective, OptimConfig
 from compass_jax.model.logprobs import head_weights, token_logprobs
 from compass_jax.model.lora import trainable
@@ -26,7 +27,6 @@ from compass_jax.model.moe import RouterStats
 from compass_jax.model.params import shardings_like
 from compass_jax.model.transformer import Transformer
 from compass_jax.model.transformer import apply as apply_model
-from compass_jax.records import TrainState
 from compass_jax.rl.diagnostics import Diagnostics
 from compass_jax.rl.policy import policy_objective
 from compass_jax.rl.prepare import RewardScale

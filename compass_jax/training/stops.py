@@ -7,8 +7,8 @@ from typing import TypeVar
 
 import jax
 
-from compass_jax.aliases import Tree
-from compass_jax.errors import CompassError
+from compass_jax.base.aliases import Tree
+from compass_jax.base.errors import CompassError
 
 T = TypeVar("T")
 

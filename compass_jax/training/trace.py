@@ -8,7 +8,7 @@ from functools import partial
 import jax
 import numpy as np
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
 from compass_jax.config import Objective
 from compass_jax.rl.bucketing import MicroBatch
 from compass_jax.rl.objectives.inputs import PolicyInputs

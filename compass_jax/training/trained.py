@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import jax
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
+from compass_jax.base.records import TrainState
 from compass_jax.config.lora import LoRAConfig
 from compass_jax.model.lora import combine, init_adapters
 from compass_jax.model.params import decays
 from compass_jax.model.transformer import Transformer
-from compass_jax.records import TrainState
 
 ADAPTERS = 0x10A  # of the key of their first values, folded into the run's
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from compass_jax.chips import chip_of
+from compass_jax.devices.chips import chip_of
+from compass_jax.devices.sharding import fetch
 from compass_jax.model.flops import forward_flops
 from compass_jax.model.transformer import Transformer
 from compass_jax.rl.diagnostics import Diagnostics, finalize_diagnostics, merge_diagnostics
-from compass_jax.sharding import fetch
 
 COUNTS = ("zero_gradient_updates",)  # of the optimiser's metrics
 
@@ -35,7 +35,7 @@ def mfu(model: Transformer, lengths: np.ndarray, epochs: int, seconds: float) ->
     """Returns train/mfu: the operations of forward and backward of these rows, which have a
     gradient, over the devices' peak; passes for old log-probs count as overhead.
 
-    Empty on a chip whose peak is unknown (compass_jax/chips.py).
+    Empty on a chip whose peak is unknown (compass_jax/devices/chips.py).
     """
     chip = chip_of(jax.devices()[0].device_kind)
     if chip is None:

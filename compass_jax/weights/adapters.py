@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compass_jax.aliases import JsonObject, Tree
+from compass_jax.base.aliases import JsonObject, Tree
 from compass_jax.config import ModelConfig
 from compass_jax.config.io import from_plain, to_plain
 from compass_jax.config.lora import LoRAConfig
+from compass_jax.devices.sharding import fetch
 from compass_jax.model.lora import init_adapters
-from compass_jax.sharding import fetch
 from compass_jax.weights.checkpoint import CheckpointMismatch
 
 LORA = "lora"  # key in a checkpoint's meta

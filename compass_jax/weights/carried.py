@@ -8,8 +8,8 @@ import json
 import shutil
 from pathlib import Path
 
-from compass_jax.families.raw import WeightsError
-from compass_jax.token_ids import GENERATION
+from compass_jax.base.token_ids import GENERATION
+from compass_jax.model.families.raw import WeightsError
 from compass_jax.weights.hf_config import find_token_ids, read_json
 
 CARRIED = (

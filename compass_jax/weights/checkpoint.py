@@ -19,10 +19,10 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 
-from compass_jax.aliases import JsonObject, Tree
+from compass_jax.base.aliases import JsonObject, Tree
 from compass_jax.config import ModelConfig
 from compass_jax.config.io import differences
-from compass_jax.sharding import everywhere, put
+from compass_jax.devices.sharding import everywhere, put
 from compass_jax.weights import disk, sound
 from compass_jax.weights.manifest import ARRAYS, CheckpointError, Manifest
 from compass_jax.weights.sound import ValidCheckpoint, find

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from compass_jax.distributed import in_main_process
-from compass_jax.families.raw import WeightsError
+from compass_jax.devices.distributed import in_main_process
+from compass_jax.model.families.raw import WeightsError
 from compass_jax.weights import checkpoint
 from compass_jax.weights.average import average_notice
 from compass_jax.weights.carried import carried_files, carry_files

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import ml_dtypes
 import numpy as np
 
-from compass_jax.families.raw import WeightsError
+from compass_jax.model.families.raw import WeightsError
 from compass_jax.weights.safetensors_io import DTYPES, Encoding, Stored, open_file
 
 FP8_BLOCK, MXFP4_BLOCK = 128, 32

@@ -17,11 +17,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from compass_jax.aliases import Json, JsonMapping, JsonObject, Tree
+from compass_jax.base.aliases import Json, JsonMapping, JsonObject, Tree
+from compass_jax.base.extras import how_to_install
 from compass_jax.config.model import ModelConfig
 from compass_jax.config.ranges import describe_value
-from compass_jax.extras import how_to_install
-from compass_jax.families.raw import REQUIRED, Raw, UnsupportedModel, WeightsError
+from compass_jax.model.families.raw import REQUIRED, Raw, UnsupportedModel, WeightsError
 from compass_jax.weights.gguf_tokenizer import tokenizer_files
 from compass_jax.weights.hf import tensor_leaves
 from compass_jax.weights.hf_config import config_from_dict, write_hf_config

@@ -15,9 +15,9 @@ from typing import NamedTuple, NoReturn
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
-from compass_jax.aliases import Json, JsonObject
+from compass_jax.base.aliases import Json, JsonObject
 from compass_jax.config.ranges import describe_value
-from compass_jax.families.raw import UnsupportedModel, WeightsError
+from compass_jax.model.families.raw import UnsupportedModel, WeightsError
 
 _MAGIC, _VERSIONS, _ALIGNMENT = b"GGUF", (2, 3), 32
 _MOST_AXES = 4

@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, processors
 from tokenizers import pre_tokenizers as pre
 
-from compass_jax.aliases import Json, JsonObject, Tree
+from compass_jax.base.aliases import Json, JsonObject, Tree
+from compass_jax.base.token_ids import GENERATION
 from compass_jax.config.ranges import describe_value
-from compass_jax.families.raw import REQUIRED, Raw, UnsupportedModel, WeightsError
-from compass_jax.token_ids import GENERATION
+from compass_jax.model.families.raw import REQUIRED, Raw, UnsupportedModel, WeightsError
 
 _CONTROL, _USER_DEFINED = 3, 4  # llama.cpp's token types
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"

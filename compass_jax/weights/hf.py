@@ -18,12 +18,16 @@ from typing import NamedTuple
 import jax
 import numpy as np
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
 from compass_jax.config import ModelConfig
-from compass_jax.distributed import in_every_process, in_main_process, process_index_and_count
-from compass_jax.families.base import TENSORS, Family, Tensor
-from compass_jax.families.find import find
-from compass_jax.families.raw import WeightsError
+from compass_jax.devices.distributed import (
+    in_every_process,
+    in_main_process,
+    process_index_and_count,
+)
+from compass_jax.model.families.base import TENSORS, Family, Tensor
+from compass_jax.model.families.find import find
+from compass_jax.model.families.raw import WeightsError
 from compass_jax.model.params import ParamSpec, is_spec, layer_runs, param_specs
 from compass_jax.weights.carried import carried_files, carry_files
 from compass_jax.weights.dequantize import dequantized, dequantized_notices

@@ -1,5 +1,5 @@
 """Conversion between Hugging Face's `config.json` and `ModelConfig`, by the family modules
-(compass_jax/families/).
+(compass_jax/model/families/).
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from compass_jax.aliases import JsonObject
+from compass_jax.base.aliases import JsonObject
+from compass_jax.base.token_ids import declared_tokens, end_ids, read_object, tokenizer_config
 from compass_jax.config import ModelConfig
 from compass_jax.config.foreign import hub_hint
-from compass_jax.families.find import built_in, find
-from compass_jax.families.raw import TOKEN_IDS, Raw, WeightsError, refuse
-from compass_jax.families.unknown import unknown_type
-from compass_jax.token_ids import declared_tokens, end_ids, read_object, tokenizer_config
+from compass_jax.model.families.find import built_in, find
+from compass_jax.model.families.raw import TOKEN_IDS, Raw, WeightsError, refuse
+from compass_jax.model.families.unknown import unknown_type
 
 
 def read_json(path: Path) -> JsonObject:

@@ -16,7 +16,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 import tensorstore as ts
 
-from compass_jax.distributed import in_every_process, process_index_and_count
+from compass_jax.devices.distributed import in_every_process, process_index_and_count
 
 Index = tuple[slice, ...]
 _CHUNK_BYTES = 2**26  # of a part that a process holds

@@ -14,10 +14,10 @@ import re
 from pathlib import Path
 from typing import NamedTuple
 
+from compass_jax.base.errors import CompassError
+from compass_jax.base.untrusted import parse_json, read_text
 from compass_jax.config import ConfigError, ModelConfig
 from compass_jax.config.io import from_plain, to_plain
-from compass_jax.errors import CompassError
-from compass_jax.untrusted import parse_json, read_text
 from compass_jax.weights import digests
 from compass_jax.weights.digests import Digest
 

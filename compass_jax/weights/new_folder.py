@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from compass_jax.distributed import in_main_process, is_main_process
-from compass_jax.families.raw import WeightsError
+from compass_jax.devices.distributed import in_main_process, is_main_process
+from compass_jax.model.families.raw import WeightsError
 
 
 def check_new(folder: Path) -> None:

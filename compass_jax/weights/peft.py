@@ -19,14 +19,14 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from compass_jax.aliases import JsonObject, Tree
+from compass_jax.base.aliases import JsonObject, Tree
 from compass_jax.config import ConfigError, ModelConfig
 from compass_jax.config.lora import LoRAConfig
-from compass_jax.families.find import built_in, find
-from compass_jax.families.raw import UnsupportedModel, WeightsError
+from compass_jax.devices.sharding import fetch
+from compass_jax.model.families.find import built_in, find
+from compass_jax.model.families.raw import UnsupportedModel, WeightsError
 from compass_jax.model.lora import Adapter, adapter_specs
 from compass_jax.model.params import layer_runs
-from compass_jax.sharding import fetch
 from compass_jax.weights import checkpoint
 from compass_jax.weights.adapters import LORA, abstract_adapters, settings_of
 from compass_jax.weights.average import average_notice, weights_key

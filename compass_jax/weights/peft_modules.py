@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator
 
-from compass_jax.aliases import Json, JsonObject
-from compass_jax.families.raw import WeightsError
+from compass_jax.base.aliases import Json, JsonObject
+from compass_jax.model.families.raw import WeightsError
 
 _SHOWN = 3  # modules named in a message
 _ALL = "all-linear"

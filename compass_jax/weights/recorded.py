@@ -16,8 +16,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Int, UInt
 
 from compass_jax.config import ModelConfig
+from compass_jax.devices.sharding import fetch
 from compass_jax.model.moe import check_routes, routing_dtype, unset_id
-from compass_jax.sharding import fetch
 from compass_jax.weights.checkpoint import CheckpointError
 
 ENOUGH = 32  # number of one-expert routes whose chance agreement has a probability below 2^-32

@@ -19,7 +19,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from compass_jax.families.raw import WeightsError
+from compass_jax.model.families.raw import WeightsError
 from compass_jax.weights.hf_config import read_json, refuse_adapter
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from compass_jax import distributed
-from compass_jax.aliases import JsonObject
-from compass_jax.untrusted import read_bytes
+from compass_jax.base.aliases import JsonObject
+from compass_jax.base.untrusted import read_bytes
+from compass_jax.devices import distributed
 from compass_jax.weights import digests
 from compass_jax.weights import manifest as manifests
 from compass_jax.weights.digests import Digest

@@ -10,12 +10,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
 from compass_jax.config import ComputeConfig, ModelConfig
 from compass_jax.config.io import differences
-from compass_jax.distributed import require_single_process
-from compass_jax.families import find as families
-from compass_jax.families.raw import WeightsError
+from compass_jax.devices.distributed import require_single_process
+from compass_jax.model.families import find as families
+from compass_jax.model.families.raw import WeightsError
 from compass_jax.model.lora import combine, merged
 from compass_jax.model.params import abstract_params, in_layout, place, shardings_like
 from compass_jax.model.transformer import Transformer, init_params

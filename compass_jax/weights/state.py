@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from compass_jax.aliases import Json
+from compass_jax.base.aliases import Json
 
 MARK = "array of this checkpoint"  # the key of a place in the JSON from which an array was taken
 

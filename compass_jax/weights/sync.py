@@ -13,8 +13,10 @@ from functools import cache, partial
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
-from compass_jax.aliases import JsonObject, Tree
+from compass_jax.base.aliases import JsonObject, Tree
+from compass_jax.base.programs import Program
 from compass_jax.config import MeshConfig, ModelConfig
+from compass_jax.devices.sharding import BATCH, STORE, Placement, make_mesh, ordered
 from compass_jax.model.lora import merged
 from compass_jax.model.params import (
     Layout,
@@ -25,8 +27,6 @@ from compass_jax.model.params import (
     to_decode,
 )
 from compass_jax.model.quantize import eight_bit, emulate, kind_for
-from compass_jax.programs import Program
-from compass_jax.sharding import BATCH, STORE, Placement, make_mesh, ordered
 
 
 def _convert(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from compass_jax.config import ConfigError, ModelConfig
 from compass_jax.config.io import read_config
-from compass_jax.families.raw import WeightsError
+from compass_jax.model.families.raw import WeightsError
 from compass_jax.weights import checkpoint
 from compass_jax.weights.hf import split_experts
 from compass_jax.weights.safetensors_io import read_headers

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from compass_jax.config import ConfigError, ModelConfig, MoEConfig
-from compass_jax.families.find import find
-from compass_jax.families.raw import UnsupportedModel
+from compass_jax.model.families.find import find
+from compass_jax.model.families.raw import UnsupportedModel
 from compass_jax.weights.carried import carry_files
 from compass_jax.weights.hf import checked_headers, parameters_of
 from compass_jax.weights.hf_config import find_token_ids, read_hf_config, write_hf_config

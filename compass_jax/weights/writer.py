@@ -25,11 +25,11 @@ import jax
 import orbax.checkpoint as ocp
 from jax.experimental import multihost_utils
 
-from compass_jax.aliases import JsonObject, Tree
+from compass_jax.base.aliases import JsonObject, Tree
 from compass_jax.config import ModelConfig
-from compass_jax.distributed import DistributedError, in_main_process
-from compass_jax.families.raw import WeightsError
-from compass_jax.sharding import everywhere, put
+from compass_jax.devices.distributed import DistributedError, in_main_process
+from compass_jax.devices.sharding import everywhere, put
+from compass_jax.model.families.raw import WeightsError
 from compass_jax.weights import digests, disk, lazy, sound
 from compass_jax.weights import manifest as manifests
 from compass_jax.weights.digests import Digest

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from compass_jax.tasks import Task
+from compass_jax.rewards.tasks import Task
 
 Row = dict[str, Any]
 

@@ -203,21 +203,19 @@ def drafts() -> Picture:
 
 # From the top: a room imports from the rows below it alone (tests/test_house_rules.py).
 ROOMS = (
-    (("commands, library", "what a person calls"),),
-    (("pipeline", "stages, one after another"), ("plan", "a pod's step, compiled")),
-    (("training", "learner, updates, the loop"), ("curate", "training data, merged models")),
-    (("experience", "samples in flight, evaluation"), ("serving", "HTTP, gRPC")),
-    (("rollout", "engine, batcher, paged cache"), ("report", "the page of a run")),
-    (("data", "prompts, rows, tokenizer"), ("weights", "checkpoints, sync")),
-    (("model", "one function"), ("rewards", "workers, sandbox, judge"), ("runs", "run directory")),
-    (("rl", "objectives, advantages"), ("tasks", "environments"), ("families", "of Hugging Face"),
-     ("sharding", "meshes")),
+    (("commands", "what a person calls, shipped configurations"),),
+    (("apps", "plan, curate, merge, pipeline"),),
+    (("training", "learner, updates, hooks, the loop"),),
+    (("experience", "samples in flight, step policies, evaluation"),),
+    (("rollout", "engine, paged cache, server, samplers"), ("runs", "directory, trackers, report")),
+    (("data", "prompts, rows, tokenizer"), ("weights", "Hugging Face, checkpoints, sync")),
+    (("rewards", "verifiers, judges, tasks, workers"), ("model", "one function, families")),
+    (("rl", "objectives, advantages"), ("devices", "meshes, processes, chips")),
     (("config", "settings"),),
-    (("verifiers", "how an answer is judged"), ("records", "prompt, rollout, score")),
-    (("processes", "children with limits"),),
+    (("base", "records, errors, forms of answers"),),
 )  # fmt: skip
 COLOURED = {"training": "train", "experience": "rollout", "rollout": "rollout", "model": "rollout"}
-COLOURED |= {"rewards": "reward", "verifiers": "reward"}
+COLOURED |= {"rewards": "reward"}
 
 
 def architecture() -> Picture:

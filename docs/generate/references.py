@@ -62,7 +62,7 @@ API = {
             "training.step",
             "training.optim",
             "experience.assemble",
-            "records",
+            "base.records",
         ),
     ),
     "step-policy": (
@@ -92,7 +92,7 @@ API = {
     ),
     "tasks": (
         "What is learnt: prompts, and how an answer to one is judged.",
-        ("tasks.task", "config.verifiers", "library", "run"),
+        ("rewards.tasks.task", "config.verifiers", "commands.library", "commands.run"),
     ),
 }
 

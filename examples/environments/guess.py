@@ -1,6 +1,6 @@
 """A game with a state: the model finds a number from the hints of the environment."""
 
-from compass_jax.tasks import Turn
+from compass_jax.rewards.tasks import Turn
 
 
 class Guess:

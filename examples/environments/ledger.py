@@ -3,8 +3,8 @@
 import json
 import urllib.request
 
-from compass_jax.tasks import Turn
-from compass_jax.tools import Tools
+from compass_jax.rewards.tasks import Turn
+from compass_jax.rewards.tasks.tools import Tools
 
 
 class Ledger:

@@ -9,6 +9,7 @@
 import jax
 import numpy as np
 
+from compass_jax.base.records import StepArrays
 from compass_jax.config import (
     AlgorithmConfig,
     ComputeConfig,
@@ -21,7 +22,6 @@ from compass_jax.config import (
     UpdatesConfig,
 )
 from compass_jax.model.transformer import Transformer, init_params
-from compass_jax.records import StepArrays
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.training.learner import Learner
 

@@ -1,7 +1,7 @@
 """CWM (Code World Model): Llama's layers, in some of which a token sees a sliding window alone."""
 
-from compass_jax.families.base import Attention, Family
-from compass_jax.families.windows import Windows
+from compass_jax.model.families.base import Attention, Family
+from compass_jax.model.families.windows import Windows
 
 FAMILY = Family(
     "cwm",

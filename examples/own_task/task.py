@@ -3,7 +3,7 @@
 import random
 import re
 
-from compass_jax.tasks import Task
+from compass_jax.rewards.tasks import Task
 
 
 def prompts(seed):

@@ -25,8 +25,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from compass_jax.chat.base import Message as Answer
-from compass_jax.tasks import Environment, Task, Turn
+from compass_jax.base.chat.base import Message as Answer
+from compass_jax.rewards.tasks import Environment, Task, Turn
 
 CALLS = (1, 2, 4, 8)
 EACH = 500  # rows of a task for each number of calls and language

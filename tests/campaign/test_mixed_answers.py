@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from corpus import ANSWERS, DATASETS, VERIFIERS
 
+from compass_jax.base.records import Prompt
 from compass_jax.config import DataConfig, FileSource, ProceduralSource, RewardConfig
 from compass_jax.data.procedural import distinct_entries
-from compass_jax.records import Prompt
 from compass_jax.rewards.score import Scorer
-from compass_jax.tasks.rows import encode_row
+from compass_jax.rewards.tasks.rows import encode_row
 
 VERIFIER, HOSTILE_PER_FAULT = len(DATASETS), 5
 # (data set or "verifier", the hostile text, its score or its outcome)

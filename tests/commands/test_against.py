@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from compass_jax import families
 from compass_jax.commands import against, cli
+from compass_jax.model import families
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "own_family"
 BUILT_IN = Path(families.__file__).parent

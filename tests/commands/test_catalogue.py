@@ -6,12 +6,12 @@ import sys
 import pytest
 from reasoning_gym.factory import DATASETS
 
+from compass_jax.base.errors import UserError
 from compass_jax.commands.catalogue import entry_of, shipped, source_of
 from compass_jax.commands.cli import main
 from compass_jax.config import ConfigError
-from compass_jax.errors import UserError
-from compass_jax.tasks.rows import decode_row
-from compass_jax.verifiers.base import kinds
+from compass_jax.config.kinds import kinds
+from compass_jax.rewards.tasks.rows import decode_row
 from examples.shop import shop
 
 
@@ -51,8 +51,8 @@ def test_one_name_is_shown_whole(capsys):
 
 def test_what_cannot_be_had_is_said_in_its_place(tmp_path, monkeypatch):
     (tmp_path / "lacking.py").write_text(
-        "from compass_jax.errors import UserError\n"
-        "from compass_jax.tasks import Task\n\n"
+        "from compass_jax.base.errors import UserError\n"
+        "from compass_jax.rewards.tasks import Task\n\n"
         "def prompts(seed):\n"
         "    raise UserError('it is in a package: pip install it')\n\n"
         "task = Task(prompts, {'math': 1.0, 'format': 0.2})\n"

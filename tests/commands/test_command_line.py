@@ -10,11 +10,12 @@ import time
 
 import jax
 import pytest
-from test_config_ranges import whole_run
 from tiny_run import tiny_run
+from whole_run import whole_run
 from worded import override
 
-from compass_jax import __version__, errors
+from compass_jax import __version__
+from compass_jax.base import errors
 from compass_jax.commands.cli import main
 from compass_jax.commands.overrides import settings_help
 from compass_jax.commands.parsing import help_text, parse
@@ -25,13 +26,13 @@ from compass_jax.config.io import config_from_json, config_to_json
 from compass_jax.config.ranges import field_hints, type_name
 from compass_jax.config.verifiers import Options
 from compass_jax.experience.step_policies.screening import Screening
-from compass_jax.presets import preset
 from compass_jax.rl.objectives.cispo import Cispo
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.rl.objectives.gspo import Gspo
 from compass_jax.rollout.drafts import Coupled, Lenient
 from compass_jax.runs import signals
+from compass_jax.training.presets import preset
 
 # words for the unit of a number; the last line has the words for numbers without a unit
 UNITS = re.compile(

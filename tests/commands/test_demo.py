@@ -14,8 +14,8 @@ from compass_jax.commands import demo
 from compass_jax.commands.parsing import parse
 from compass_jax.config.io import read_config
 from compass_jax.experience.paired import read_summary
-from compass_jax.report import ReportError
 from compass_jax.rl.objectives.grpo import Grpo
+from compass_jax.runs.report import ReportError
 from compass_jax.weights.hf_config import read_hf_config
 
 

@@ -11,12 +11,12 @@ import pytest
 from safetensors.numpy import save_file
 from tiny_run import tiny_run
 
+from compass_jax.base.errors import CompassError
 from compass_jax.commands import cli
 from compass_jax.commands.dry_run import changes, run_dry
 from compass_jax.commands.settings import settings
 from compass_jax.config import EvalConfig, FileSource, ProceduralSource, RLStage, RunConfig
 from compass_jax.config.io import flatten
-from compass_jax.errors import CompassError
 from compass_jax.model.params import param_count
 from compass_jax.rl.objectives.grpo import grpo
 from compass_jax.runs.rundir import (

@@ -8,7 +8,7 @@ import pytest
 from judged import quoted, served
 
 from compass_jax.commands.cli import main
-from compass_jax.rewards import endpoint
+from compass_jax.rewards.judges import endpoint
 
 # (candidate, anchor, verdict): the judge below prefers the larger number
 PAIRS = [

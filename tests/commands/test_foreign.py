@@ -15,7 +15,7 @@ from compass_jax.config import ConfigError, DataConfig, FileSource, RunConfig, a
 from compass_jax.config.foreign import TRL, VERL, hub_hint
 from compass_jax.config.io import config_to_json, to_plain
 from compass_jax.data.files import DataError, files_of
-from compass_jax.from_files import rl_config
+from compass_jax.training.from_files import rl_config
 
 
 @pytest.mark.parametrize("name", [*TRL, *VERL])

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from compass_jax.processes.start import import_path, module_command
+from compass_jax.devices.processes.start import import_path, module_command
 
 ROOT = Path(__file__).parents[2]
 # modules that Python, the dependencies and the package itself import
@@ -87,7 +87,12 @@ def test_python_m_drops_the_current_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "module", ["compass_jax.processes.guards", "compass_jax.rewards.worker", "compass_jax.pipeline"]
+    "module",
+    [
+        "compass_jax.devices.processes.guards",
+        "compass_jax.rewards.worker",
+        "compass_jax.apps.pipeline",
+    ],
 )
 @pytest.mark.parametrize("last_on_path", [False, True])
 def test_children_import_what_their_parent_imports(folder, monkeypatch, module, last_on_path):
@@ -108,7 +113,7 @@ def test_children_import_what_their_parent_imports(folder, monkeypatch, module, 
 
 def test_a_stage_of_a_pipeline_starts_from_any_folder(folder):
     code = (
-        "import types as t\nfrom compass_jax.pipeline.run import OwnProcess\n"
+        "import types as t\nfrom compass_jax.apps.pipeline.run import OwnProcess\n"
         "with OwnProcess() as own:\n"
         "    stage = t.SimpleNamespace(name='s')\n"
         f"    print('status', own(t.SimpleNamespace(folder={str(folder / 'none')!r}), stage))\n"

@@ -13,12 +13,12 @@ import tiny_run
 from safetensors.numpy import load_file
 from tiny import MODEL, random_params
 
+from compass_jax.apps.curate import merge_sweep
+from compass_jax.apps.curate.merge import MergeError, routers_from
+from compass_jax.apps.curate.merge_sweep import run_sweep
 from compass_jax.commands import merge
 from compass_jax.commands.cli import main
 from compass_jax.config import ConfigError
-from compass_jax.curate import merge_sweep
-from compass_jax.curate.merge import MergeError, routers_from
-from compass_jax.curate.merge_sweep import run_sweep
 from compass_jax.experience.accuracy import Evaluation, SetResult
 from compass_jax.runs.rundir import NewFolderLock
 from compass_jax.weights.hf import save_params

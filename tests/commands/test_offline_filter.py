@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from tiny_run import tiny_run
 
+from compass_jax.apps.pipeline import offline_filter
+from compass_jax.apps.pipeline.offline_filter import Bounds, run_filter, summarise
+from compass_jax.base.records import Score
 from compass_jax.config import ConfigError
 from compass_jax.data.files import DataError
 from compass_jax.data.keep import PassRate, kept_prompts, read_pass_rates
 from compass_jax.data.prompts import train_prompts
-from compass_jax.pipeline import offline_filter
-from compass_jax.pipeline.offline_filter import Bounds, run_filter, summarise
-from compass_jax.records import Score
+from compass_jax.data.tokenizer import load_tokenizer
 from compass_jax.runs.rundir import RunDirectoryGone, RunDirectoryInUse
-from compass_jax.session import load_tokenizer
 from compass_jax.training.rl import run_rl
 from compass_jax.training.sft import run_sft
 

@@ -18,7 +18,7 @@ from compass_jax.data.predictors.label import Label
 from compass_jax.data.predictors.state import State
 from compass_jax.data.predictors.text import Text
 from compass_jax.data.prompts import train_prompts
-from compass_jax.session import load_tokenizer
+from compass_jax.data.tokenizer import load_tokenizer
 
 HARD = "What is {} times {}, written in words and backwards?"
 EASY = "Repeat the number {} and then {}."

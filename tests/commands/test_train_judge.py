@@ -14,6 +14,8 @@ from logged import lines, numbers
 from tiny import random_params
 from tiny_run import tiny_run
 
+from compass_jax.apps.pipeline import train_judge
+from compass_jax.apps.pipeline.train_judge import balance
 from compass_jax.commands import eval_judge
 from compass_jax.commands.cli import main
 from compass_jax.config import ConfigError, DataConfig, EvalSet, FileSource, MoEConfig, apply
@@ -23,11 +25,9 @@ from compass_jax.data.preferences import read_preferences
 from compass_jax.data.questions import questions
 from compass_jax.data.sft import sft_examples
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.from_files import judge_config
 from compass_jax.model.transformer import init_params
-from compass_jax.pipeline import train_judge
-from compass_jax.pipeline.train_judge import balance
-from compass_jax.rewards.endpoint import Reply
+from compass_jax.rewards.judges.endpoint import Reply
+from compass_jax.training.from_files import judge_config
 from compass_jax.weights.hf import save_params
 
 SETTINGS = {

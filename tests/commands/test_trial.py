@@ -6,20 +6,20 @@ import json
 import pytest
 from judged import quoted, served
 
+from compass_jax.base.records import Score
 from compass_jax.commands.catalogue import rows_of, source_of
 from compass_jax.commands.cli import main
 from compass_jax.commands.trial import Trial, reasons
 from compass_jax.config import ProceduralSource
-from compass_jax.records import Score
-from compass_jax.tasks.rows import decode_row
-from compass_jax.verifiers.base import kinds
+from compass_jax.config.kinds import kinds
+from compass_jax.rewards.tasks.rows import decode_row
 from examples.shop import shop
 
 SHORT = f"{shop.__file__}:short_1"
 AT = ("--endpoint", "http://127.0.0.1:1/v1", "--model", "m")
 OWN = """
 import time
-from compass_jax.tasks import Task
+from compass_jax.rewards.tasks import Task
 
 def score(response, letters): return {"reward": float(len(response) == letters), "n": len(response)}
 def hang(response): time.sleep(60)

@@ -10,10 +10,10 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
+from compass_jax.base.records import Prompt
 from compass_jax.config import DataConfig, FileSource, RewardConfig
 from compass_jax.data.files import DataError
 from compass_jax.data.questions import questions
-from compass_jax.records import Prompt
 from compass_jax.rewards.checks import votes
 from compass_jax.rewards.score import Scorer
 

@@ -8,11 +8,11 @@ import sys
 import pytest
 
 from benchmarks import gym_bfcl
-from compass_jax.chat.base import any_format, read_calls
+from compass_jax.base.chat.base import any_format, read_calls
+from compass_jax.base.errors import UserError
 from compass_jax.data import bfcl
-from compass_jax.errors import UserError
 from compass_jax.rewards.checks import Check, build
-from compass_jax.tasks.environment import MOST_CHARS
+from compass_jax.rewards.tasks.environment import MOST_CHARS
 
 API = '''
 class Box:

@@ -7,13 +7,13 @@ import json
 import numpy as np
 import pytest
 
+from compass_jax.base.records import Outcome, Prompt
 from compass_jax.config import RewardConfig, SelectionConfig
 from compass_jax.config.curriculum import Stage
 from compass_jax.data.difficulty import Measured, PassRates, band_of, distance, label_of
 from compass_jax.data.selection import BandSelector
 from compass_jax.data.selectors import prompt_selector
 from compass_jax.data.stream import PromptStream
-from compass_jax.records import Outcome, Prompt
 
 MIX = ((0.0, 0.3, 0.2), (0.3, 0.7, 0.5), (0.7, 1.0, 0.3))
 

@@ -5,10 +5,10 @@ import gzip
 import pytest
 
 from benchmarks import gym
+from compass_jax.base.errors import UserError
 from compass_jax.data import human_eval
-from compass_jax.errors import UserError
 from compass_jax.rewards.checks import Check, build
-from compass_jax.tasks.task import load_task
+from compass_jax.rewards.tasks.task import load_task
 
 
 # A program is started by fork and exec, and jax warns about the fork if an earlier test has

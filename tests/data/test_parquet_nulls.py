@@ -11,11 +11,11 @@ from pyarrow import parquet
 from tiny import MODEL
 
 from compass_jax.config import DataConfig, FileSource, RunConfig, SFTConfig
+from compass_jax.config.kinds import kinds
 from compass_jax.data.files import read_rows
 from compass_jax.data.questions import questions
 from compass_jax.data.sft import conversations
 from compass_jax.rewards.called import Case, called
-from compass_jax.verifiers.base import kinds
 
 
 def call(name, **arguments):

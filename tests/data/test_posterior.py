@@ -6,6 +6,7 @@ from math import comb, gamma
 import numpy as np
 import pytest
 
+from compass_jax.base.records import Outcome, Prompt
 from compass_jax.config import ConfigError, RewardConfig, ZeroVarianceConfig
 from compass_jax.data.difficulty import Measured
 from compass_jax.data.files import DataError
@@ -14,7 +15,6 @@ from compass_jax.data.predictors.inputs import Prediction
 from compass_jax.data.predictors.label import fit_prior
 from compass_jax.data.selectors import prompt_selector
 from compass_jax.data.stream import PromptStream
-from compass_jax.records import Outcome, Prompt
 
 REWARDS = RewardConfig()
 

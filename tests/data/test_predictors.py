@@ -10,6 +10,7 @@ import pytest
 from howto_code import write_code
 from scipy import optimize, special, stats
 
+from compass_jax.base.records import Outcome, Prompt, stable_id
 from compass_jax.config import (
     ConfigError,
     Predictor,
@@ -26,7 +27,6 @@ from compass_jax.data.predictors.regression import ByRegression, fit_regression,
 from compass_jax.data.predictors.state import State
 from compass_jax.data.predictors.text import Text, grams
 from compass_jax.data.stream import PromptStream
-from compass_jax.records import Outcome, Prompt, stable_id
 from compass_jax.weights.state import joined, split
 
 RNG = np.random.default_rng(0)

@@ -8,7 +8,7 @@ from compass_jax.config import ConfigError, DataConfig, FileSource
 from compass_jax.data.files import DataError
 from compass_jax.data.preferences import asked_in_both_orders, read_preferences
 from compass_jax.data.questions import questions
-from compass_jax.verifiers.judge import messages
+from compass_jax.rewards.verifiers.judge import messages
 
 
 def write(path, *rows):

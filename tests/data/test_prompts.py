@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 
 from benchmarks.tokenizer_training import train_tokenizer
+from compass_jax.base.records import stable_id
 from compass_jax.config import DataConfig, ProceduralSource
 from compass_jax.data import procedural
 from compass_jax.data.files import DataError
 from compass_jax.data.prompts import PromptTooLong, fitting, heldout_prompts, train_prompts
 from compass_jax.data.questions import is_heldout, questions
-from compass_jax.records import stable_id
 
 EASY = ProceduralSource(
     "chain_sum",

@@ -7,12 +7,12 @@ import json
 import numpy as np
 import pytest
 
+from compass_jax.base.records import Outcome, Prompt
 from compass_jax.config import RewardConfig, SelectionConfig
 from compass_jax.data.difficulty import PassRates
 from compass_jax.data.selection import CurriculumSelector
 from compass_jax.data.selectors import prompt_selector
 from compass_jax.data.stream import PromptStream
-from compass_jax.records import Outcome, Prompt
 
 PROMPTS = [Prompt(i, 0, "", f"q{i}", np.array([i], np.int32), "") for i in range(40)]
 

@@ -17,7 +17,7 @@ from compass_jax.data.pairs import split_pairs
 from compass_jax.data.questions import questions
 from compass_jax.data.sft import conversations, sft_examples
 from compass_jax.data.splits import split_files, split_of
-from compass_jax.session import load_tokenizer
+from compass_jax.data.tokenizer import load_tokenizer
 
 
 def folder_of(root, **files):

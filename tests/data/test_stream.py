@@ -3,9 +3,9 @@ import json
 import numpy as np
 import pytest
 
+from compass_jax.base.records import Prompt
 from compass_jax.data.files import DataError
 from compass_jax.data.stream import PromptStream, Share, ShuffledStream
-from compass_jax.records import Prompt
 
 
 def make(n, answer="0"):

@@ -4,7 +4,7 @@ import pytest
 import reasoning_gym
 
 from compass_jax.data.worked import known_datasets, worked_solution
-from compass_jax.verifiers.extract import extract_answer
+from compass_jax.rewards.verifiers.extract import extract_answer
 
 OPTIONS = {
     "chain_sum": [{}, {"min_terms": 1, "max_terms": 8, "max_digits": 5, "allow_negation": True}],

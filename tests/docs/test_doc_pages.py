@@ -13,7 +13,7 @@ import sys
 import pytest
 from pages import NEEDS, ROOT, blocks, words
 
-from compass_jax import library
+from compass_jax.commands import library
 from compass_jax.commands.cli import main
 from compass_jax.commands.parsing import parse
 from compass_jax.runs.metric_table import metric_help

@@ -102,5 +102,5 @@ def test_each_panel_draws_described_metrics_in_known_colours_and_scales():
     assert {panel.scale for panel in panels} == {"linear", "log", "share", "stacked", "time"}
     lines = [line for panel in panels for line in panel.lines]
     assert [line for line in lines if metric_help(line.metric) is None] == []
-    style = (ROOT / "compass_jax" / "report" / "web" / "page.css").read_text()
+    style = (ROOT / "compass_jax" / "runs" / "report" / "web" / "page.css").read_text()
     assert {line.colour for line in lines} <= set(re.findall(r"--(\w+):", style))

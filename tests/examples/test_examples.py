@@ -18,7 +18,7 @@ import pytest
 from learner_notebook import NOTEBOOK, SCRIPT, cells, notebook
 from logged import lines
 
-from compass_jax import library
+from compass_jax.commands import library
 from compass_jax.commands.cli import main
 from compass_jax.config import Objective, seam_class
 from compass_jax.config.io import read_config

@@ -11,7 +11,7 @@ from test_examples import EXAMPLES, commands
 
 from compass_jax.commands.cli import main
 from compass_jax.commands.configured import load_config
-from compass_jax.tasks.environment import MOST_CHARS
+from compass_jax.rewards.tasks.environment import MOST_CHARS
 from compass_jax.training.idle_settings import idle_settings
 from examples.shop import shop
 from examples.shop.shop import Call, calls_in

@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 from tiny import EOS, make_prompt
 
-from compass_jax.config import RLConfig
-from compass_jax.experience.assemble import assemble, columns_of
-from compass_jax.experience.step_policies.screening import Screening
-from compass_jax.records import (
+from compass_jax.base.records import (
     CONCENTRATION,
     FIRST,
     GOLD,
@@ -19,6 +16,9 @@ from compass_jax.records import (
     Rollout,
     Score,
 )
+from compass_jax.config import RLConfig
+from compass_jax.experience.assemble import assemble, columns_of
+from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.rl.advantages.predicted import Predicted
 
 PROMPTS = [make_prompt(i, n) for i, n in enumerate((3, 5))]

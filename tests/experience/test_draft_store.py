@@ -13,7 +13,7 @@ from evolve import evolve
 from tiny import make_prompt
 from tiny_run import tiny_run
 
-from compass_jax import memory
+from compass_jax.base.records import SAMPLED, Draft, Group, Rollout, Score
 from compass_jax.config import ConfigError, RLConfig
 from compass_jax.experience.assemble import assemble
 from compass_jax.experience.drafts import (
@@ -22,8 +22,8 @@ from compass_jax.experience.drafts import (
     draft_counts,
 )
 from compass_jax.experience.history import outcome
-from compass_jax.records import SAMPLED, Draft, Group, Rollout, Score
 from compass_jax.rollout.drafts import Coupled, Lenient
+from compass_jax.training import memory
 from compass_jax.training.hooks.base import StepRecord
 from compass_jax.training.hooks.drafts import DraftAccount
 from compass_jax.weights.state import joined, split

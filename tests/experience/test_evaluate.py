@@ -12,6 +12,7 @@ from evolve import evolve
 from tiny import COMPUTE, EOS, MODEL, ROLLOUT, make_prompt, random_params
 from tiny_run import tiny_run
 
+from compass_jax.base.records import Rollout, Score
 from compass_jax.commands.options import Show
 from compass_jax.commands.show import run_show
 from compass_jax.config.data import HELDOUT
@@ -20,7 +21,6 @@ from compass_jax.experience import evaluate as evaluate_module
 from compass_jax.experience.evaluate import Evaluation, answers, evaluate
 from compass_jax.experience.evaluated import table_rows
 from compass_jax.model.params import to_decode
-from compass_jax.records import Rollout, Score
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Sampler
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from tiny import make_prompt
 
+from compass_jax.base.records import GOLD, Group, StepArrays
 from compass_jax.experience.metrics import label_inversion
-from compass_jax.records import GOLD, Group, StepArrays
 from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.rl.prepare import Prepared
 from compass_jax.rl.shaping import inversion

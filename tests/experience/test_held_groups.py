@@ -10,8 +10,8 @@ from replaying import GroupReplay, age_of
 from test_in_flight import ROUTES
 from tiny import make_prompt
 
+from compass_jax.base.records import GIVEN, Group, Rollout, Score
 from compass_jax.experience.buffer import NO_ROW, ExperienceBuffer, without_rows
-from compass_jax.records import GIVEN, Group, Rollout, Score
 from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.training.hooks.base import StepRecord
 

@@ -8,8 +8,8 @@ import math
 import numpy as np
 import pytest
 
+from compass_jax.base.records import Outcome, Prompt
 from compass_jax.experience.history import PromptHistory
-from compass_jax.records import Outcome, Prompt
 
 A, B, NEW, OTHER = (
     Prompt(i, 0, label, f"q{i}", np.array([i], np.int32), "")

@@ -14,6 +14,7 @@ import pytest
 from replaying import GroupReplay
 from tiny import EOS, make_prompt
 
+from compass_jax.base.records import Rollout, Score
 from compass_jax.config import (
     RewardConfig,
     RLConfig,
@@ -27,7 +28,6 @@ from compass_jax.experience.step_policies.plain import Plain
 from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.experience.turns import Turns
 from compass_jax.model.routes import take_routes
-from compass_jax.records import Rollout, Score
 from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.training.hooks.base import StepRecord
 from compass_jax.weights.state import joined, shapes, split

@@ -12,7 +12,7 @@ from scipy import stats
 
 from compass_jax.commands import cli
 from compass_jax.experience.paired import averages, compare, greedies, read_evaluation
-from compass_jax.report import ReportError
+from compass_jax.runs.report import ReportError
 
 SETTINGS = {"top_k": 0, "top_p": 1.0, "max_new_tokens": 8, "right_at": 1.0}
 

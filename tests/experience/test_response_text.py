@@ -10,10 +10,10 @@ import pytest
 from published_templates import END, FAMILIES, write_folder
 from tiny_run import tiny_run
 
+from compass_jax.base.records import GIVEN, Prompt, Rollout
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.experience.evaluate import turns_of
-from compass_jax.records import GIVEN, Prompt, Rollout
-from compass_jax.verifiers.kinds.texts import form
+from compass_jax.rewards.verifiers.kinds.texts import form
 
 QUESTION = [{"role": "user", "content": "1 + 1?"}]
 FORMED = "<think>\nso\n</think>\n\n<answer>2</answer>"

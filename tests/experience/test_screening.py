@@ -13,6 +13,7 @@ from scipy import stats
 from test_in_flight import CONFIGS, World, drawn, run
 from tiny_run import tiny_run
 
+from compass_jax.base.records import Outcome, SampleKey, Score
 from compass_jax.config import (
     ConfigError,
     RewardConfig,
@@ -23,7 +24,6 @@ from compass_jax.config import (
 )
 from compass_jax.experience.step_policies.inputs import StepInputs
 from compass_jax.experience.step_policies.screening import Screening, chance_to_vary
-from compass_jax.records import Outcome, SampleKey, Score
 
 GROUP = (1, 0)
 STRICT = Screening(n0=2, min_chance=1.0, min_chance_hard=1.0)

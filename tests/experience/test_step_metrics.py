@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
+from compass_jax.base.records import Group, Prompt, Rollout, Score
 from compass_jax.data.difficulty import label_of
 from compass_jax.experience.metrics import histogram, label_metrics, step_histograms
-from compass_jax.records import Group, Prompt, Rollout, Score
 
 
 def rollout(length):

@@ -10,6 +10,7 @@ from typing import ClassVar
 import pytest
 from test_in_flight import CONFIGS, World, rl_config, run
 
+from compass_jax.base.records import Outcome
 from compass_jax.config import (
     ConfigError,
     RLConfig,
@@ -22,7 +23,6 @@ from compass_jax.experience.step_policies.ask import MAX_DRAWN, StepPolicyFailed
 from compass_jax.experience.step_policies.dynamic import DynamicSampling
 from compass_jax.experience.step_policies.partial import PartialRollouts
 from compass_jax.experience.step_policies.plain import Plain
-from compass_jax.records import Outcome
 
 
 @dataclass(frozen=True)

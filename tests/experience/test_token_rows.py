@@ -5,8 +5,8 @@ import json
 import numpy as np
 import pytest
 
+from compass_jax.base.records import Group, Prompt, Rollout, Score
 from compass_jax.experience.token_rows import evenly_spaced, token_rows
-from compass_jax.records import Group, Prompt, Rollout, Score
 
 SIZE = 3  # rows of a group
 

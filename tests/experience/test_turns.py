@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from tiny import COMPUTE, EOS, MODEL, ROLLOUT, UNSET, make_prompt, random_params
 
+from compass_jax.base.errors import UserError
+from compass_jax.base.records import GIVEN, Group, Rollout, Score
 from compass_jax.config import RewardConfig, RLConfig
-from compass_jax.errors import UserError
 from compass_jax.experience import saved_samples
 from compass_jax.experience.assemble import assemble
 from compass_jax.experience.collect import Collector, new_buffer
@@ -19,7 +20,6 @@ from compass_jax.experience.history import outcome
 from compass_jax.experience.metrics import staleness
 from compass_jax.experience.turns import Turns
 from compass_jax.model.params import to_decode
-from compass_jax.records import GIVEN, Group, Rollout, Score
 from compass_jax.rl.prepare import RewardScale, UpdateRows
 from compass_jax.rollout.batcher import Batcher
 from compass_jax.rollout.engine import Engine

@@ -229,7 +229,7 @@ def test_interval_that_is_no_number(fakes):
 def test_its_exit_statuses_are_those_of_the_command():
     """The script does not import the package, so that it runs where the package is missing."""
     from compass_jax.commands.work import STOPPED
-    from compass_jax.distributed import LOST
+    from compass_jax.devices.distributed import LOST
 
     text, shell = (SCRIPT.with_name(name).read_text() for name in ("gke.py", "tpu_vm.sh"))
     text += SCRIPT.with_name("jobset.py").read_text()

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from compass_jax.config import MeshConfig, ModelConfig
+from compass_jax.devices.sharding import Placement, make_mesh
 from compass_jax.model.attention import LayerCache, attention, rms_norm
 from compass_jax.model.rope import apply_rope, rope_tables
-from compass_jax.sharding import Placement, make_mesh
 
 HEADS, KV, HEAD, HIDDEN = 4, 2, 6, 10
 

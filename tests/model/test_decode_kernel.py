@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from compass_jax.config import MeshConfig
+from compass_jax.devices.sharding import Placement, make_mesh
 from compass_jax.model import kernels
 from compass_jax.model.decode_kernel import (
     _own_row,
@@ -19,7 +20,6 @@ from compass_jax.model.decode_kernel import (
     decode_attention,
 )
 from compass_jax.model.kernels import decode_fits
-from compass_jax.sharding import Placement, make_mesh
 
 B, KV, G, D, LAYERS = 4, 2, 3, 128, 2
 LENGTHS = np.array([1, 300, 256, 77])

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from compass_jax.config import ComputeConfig, MeshConfig, ModelConfig
+from compass_jax.devices.sharding import Placement, make_mesh
 from compass_jax.model import kernels
 from compass_jax.model.kernels import cudnn_causal, cudnn_fits, splash_causal, splash_fits
 from compass_jax.model.params import to_decode
 from compass_jax.model.transformer import Transformer, apply, init_cache, init_params
-from compass_jax.sharding import Placement, make_mesh
 
 MODEL = ModelConfig(
     family="qwen3", vocab_size=32, hidden=16, layers=2, heads=2, kv_heads=1, head_dim=128, ffn=16

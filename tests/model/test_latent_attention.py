@@ -1,5 +1,5 @@
-"""Multi-head latent attention beyond the comparison with transformers (tests/families): meshes, the
-TPU's kernel, adapters, 8-bit rollouts, and settings that do not fit it.
+"""Multi-head latent attention beyond the comparison with transformers (tests/model/families):
+meshes, the TPU's kernel, adapters, 8-bit rollouts, and settings that do not fit it.
 """
 
 import dataclasses
@@ -12,6 +12,7 @@ from tiny import COMPUTE, EOS, MODEL, ROLLOUT, make_prompt, random_params
 
 from compass_jax.config import ConfigError, MeshConfig, MLAConfig, MoEConfig, YarnRope
 from compass_jax.config.lora import LoRAConfig
+from compass_jax.devices.sharding import Placement, make_mesh
 from compass_jax.model import kernels
 from compass_jax.model.flops import forward_flops
 from compass_jax.model.lora import combine, init_adapters, is_low_rank, merged
@@ -22,7 +23,6 @@ from compass_jax.model.transformer import Transformer, init_cache
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose
-from compass_jax.sharding import Placement, make_mesh
 from compass_jax.training.step import forward
 from compass_jax.weights.peft import peft_tensors
 from compass_jax.weights.sync import sync_weights

@@ -13,6 +13,7 @@ from tiny import COMPUTE, MODEL, random_params
 
 from compass_jax.config import ConfigError, MeshConfig
 from compass_jax.config.lora import LoRAConfig
+from compass_jax.devices.sharding import Placement, make_mesh
 from compass_jax.model.lora import (
     Adapter,
     LowRank,
@@ -25,7 +26,6 @@ from compass_jax.model.lora import (
 )
 from compass_jax.model.params import in_layout, place
 from compass_jax.model.transformer import Transformer
-from compass_jax.sharding import Placement, make_mesh
 from compass_jax.training.step import forward, forward_and_pullback, pull, sft_gradients
 
 ALL = (*LoRAConfig().targets, "experts")

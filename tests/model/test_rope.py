@@ -10,7 +10,7 @@ import pytest
 from hf_folders import TIED
 
 from compass_jax.config import ConfigError, LinearRope, Llama3Rope, YarnRope
-from compass_jax.families.raw import WeightsError
+from compass_jax.model.families.raw import WeightsError
 from compass_jax.model.rope import rope_tables
 from compass_jax.weights.hf_config import config_from_dict, write_hf_config
 

@@ -11,6 +11,7 @@ import pytest
 from tiny import EOS, make_prompt, random_params
 
 from compass_jax.config import ComputeConfig, MeshConfig, ModelConfig, MoEConfig, RolloutConfig
+from compass_jax.devices.sharding import Placement, make_mesh
 from compass_jax.model.experts import build as experts
 from compass_jax.model.experts.kernels import stacked_dot
 from compass_jax.model.params import place
@@ -19,7 +20,6 @@ from compass_jax.model.stacks import InStack
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose
-from compass_jax.sharding import Placement, make_mesh
 from compass_jax.weights.sync import sync_weights
 
 NO_TOKAMAX = find_spec("tokamax") is None

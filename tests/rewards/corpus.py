@@ -111,7 +111,7 @@ VERIFIERS = {
     ),
     "patches json": ("json.dumps = lambda *_: ']'", 0.5),
     "patches the worker": (
-        "from compass_jax.processes import sandbox\n"
+        "from compass_jax.devices.processes import sandbox\n"
         "sandbox._result = lambda *_: sandbox.Result(1.0, 'ok')\n"
         "sandbox.Sandbox.run = lambda *_: sandbox.Result(1.0, 'ok')",
         0.5,

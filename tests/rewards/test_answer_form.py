@@ -11,12 +11,12 @@ import pytest
 from rich.console import Console
 from tiny_run import tiny_run
 
+from compass_jax.base.records import Prompt
 from compass_jax.commands.dry_run import run_dry
 from compass_jax.commands.look import run_look
 from compass_jax.config import DataConfig, FileSource, ProceduralSource, RewardConfig
-from compass_jax.records import Prompt
+from compass_jax.config.kinds import kinds
 from compass_jax.rewards.answer_form import missing_requests
-from compass_jax.verifiers.base import kinds
 
 PLAIN = "What is 1 + 2?"
 FORMS = ["reasoning_gym", *(name for name, kind in kinds().items() if kind.form)]

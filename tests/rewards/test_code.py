@@ -15,13 +15,13 @@ from test_hostile import prompt as prompt_of
 from test_score import drain
 
 from benchmarks import gym
+from compass_jax.base.records import Score
 from compass_jax.config import ConfigError, DataConfig, FileSource, RewardConfig
-from compass_jax.processes import guards
-from compass_jax.records import Score
+from compass_jax.devices.processes import guards
 from compass_jax.rewards.checks import Check, Graded, build
 from compass_jax.rewards.faults import VerifierError
 from compass_jax.rewards.score import Scorer
-from compass_jax.verifiers import program
+from compass_jax.rewards.verifiers import program
 
 # Starting a program runs code between fork and exec. jax warns about that if an earlier test
 # imported it; workers do not import jax.

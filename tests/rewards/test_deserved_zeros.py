@@ -9,10 +9,10 @@ from test_hostile import prompt as prompt_of
 from test_program_verdicts import fenced
 from test_score import drain
 
+from compass_jax.base.records import Score
 from compass_jax.config import DataConfig, FileSource, RewardConfig
-from compass_jax.records import Score
 from compass_jax.rewards.score import Scorer
-from compass_jax.tasks.environment import Environment, EnvironmentFault, Turn
+from compass_jax.rewards.tasks.environment import Environment, EnvironmentFault, Turn
 
 # Values of a set of 42,000 integers that all have the same hash.
 COLLIDING = "[n * (2**61 - 1) for n in range(42000)]"

@@ -12,9 +12,9 @@ from test_weighted import prompt, scored
 
 from compass_jax.commands.cli import main
 from compass_jax.config import DataConfig, FileSource, ProceduralSource, RewardConfig, TaskSource
+from compass_jax.config.kinds import kinds
 from compass_jax.data.questions import questions
 from compass_jax.rewards.score import Scorer
-from compass_jax.verifiers.base import kinds
 
 TEXT = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
 WORDS = ("right", "wrong")

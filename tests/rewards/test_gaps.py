@@ -11,7 +11,7 @@ from compass_jax.config import ConfigError, FileSource, ProceduralSource, Reward
 from compass_jax.config.verifiers import Spread, smallest_gap, summed
 
 SAYS = """
-from compass_jax.tasks import Environment, Task
+from compass_jax.rewards.tasks import Environment, Task
 
 def silent(response): return 0.0
 def tenths(response): return 0.0

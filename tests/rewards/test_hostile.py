@@ -13,13 +13,13 @@ import pytest
 from corpus import ANSWERS, DATASETS, LONG_S, VERIFIERS
 from test_score import descendants, drain, judged_by, wait_until
 
+from compass_jax.base.records import Prompt, Score
 from compass_jax.config import ConfigError, DataConfig, FileSource, ProceduralSource, RewardConfig
 from compass_jax.data.procedural import distinct_entries
-from compass_jax.processes import guards
-from compass_jax.records import Prompt, Score
+from compass_jax.devices.processes import guards
 from compass_jax.rewards import detect
 from compass_jax.rewards.score import Scorer
-from compass_jax.tasks.rows import encode_row
+from compass_jax.rewards.tasks.rows import encode_row
 
 MISSING = detect.missing_guards()
 guarded = pytest.mark.skipif(bool(MISSING), reason=f"this machine has no {', '.join(MISSING)}")

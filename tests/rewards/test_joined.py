@@ -6,11 +6,11 @@ import dataclasses
 import numpy as np
 import pytest
 
+from compass_jax.base.records import Prompt, Score
 from compass_jax.config import ConfigError, DataConfig, FileSource, ProceduralSource, RewardConfig
-from compass_jax.records import Prompt, Score
 from compass_jax.rewards.joined import JoinedScorer, is_audited
 from compass_jax.rewards.score import Scorer
-from compass_jax.tasks.rows import encode_row
+from compass_jax.rewards.tasks.rows import encode_row
 
 DATA = DataConfig(
     sources=(

@@ -14,15 +14,15 @@ from test_hostile import prompt as prompt_of
 from test_program_verdicts import fenced, judged
 from test_score import drain
 
+from compass_jax.base.errors import UserError
+from compass_jax.base.records import Score
 from compass_jax.config import ConfigError, DataConfig, FileSource, RewardConfig, TaskSource
 from compass_jax.data import human_eval
-from compass_jax.errors import UserError
-from compass_jax.processes import guards, seccomp
-from compass_jax.records import Score
+from compass_jax.devices.processes import guards, seccomp
 from compass_jax.rewards import detect
 from compass_jax.rewards.faults import VerifierError
 from compass_jax.rewards.score import Scorer
-from compass_jax.verifiers import program_files
+from compass_jax.rewards.verifiers import program_files
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:os.fork\(\) was called:RuntimeWarning")
 DATA = DataConfig(sources=(FileSource("rows.jsonl", verifier="code", answer_field=""),))

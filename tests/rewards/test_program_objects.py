@@ -4,9 +4,9 @@ claim to be what a test expects. Without a sandbox."""
 import pytest
 from test_program_verdicts import fenced, judged
 
-from compass_jax.verifiers import program_files
-from compass_jax.verifiers.kinds import code
-from compass_jax.verifiers.program_objects import RowError
+from compass_jax.rewards.verifiers import program_files
+from compass_jax.rewards.verifiers.kinds import code
+from compass_jax.rewards.verifiers.program_objects import RowError
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:os.fork\(\) was called:RuntimeWarning")
 

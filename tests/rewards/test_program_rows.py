@@ -13,9 +13,9 @@ from test_score import drain
 from compass_jax.config import DataConfig, FileSource, RewardConfig
 from compass_jax.data.questions import questions
 from compass_jax.rewards.score import Scorer
-from compass_jax.tasks.rows import decode_row
-from compass_jax.verifiers import program_files
-from compass_jax.verifiers.kinds import code
+from compass_jax.rewards.tasks.rows import decode_row
+from compass_jax.rewards.verifiers import program_files
+from compass_jax.rewards.verifiers.kinds import code
 
 pytestmark = [
     pytest.mark.filterwarnings(r"ignore:os.fork\(\) was called:RuntimeWarning"),

@@ -21,8 +21,8 @@ from compass_jax.data.questions import questions
 from compass_jax.rewards.checks import Check, build
 from compass_jax.rewards.reasoning import READERS, can_be_read, evaluates, reasoning_gym_score
 from compass_jax.rewards.score import Scorer
-from compass_jax.tasks.rows import decode_row, encode_row
-from compass_jax.verifiers.answers import AnswerError, arithmetic, is_expression, literal
+from compass_jax.rewards.tasks.rows import decode_row, encode_row
+from compass_jax.rewards.verifiers.answers import AnswerError, arithmetic, is_expression, literal
 
 TEXT = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
 # These data sets have many right answers and name none; for some, the row's metadata has one.

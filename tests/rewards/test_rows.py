@@ -14,9 +14,9 @@ from compass_jax.data import human_eval
 from compass_jax.rewards.faults import VerifierError
 from compass_jax.rewards.joined import check_rows
 from compass_jax.rewards.score import Scorer
-from compass_jax.verifiers import program_files
-from compass_jax.verifiers.kinds import code
-from compass_jax.verifiers.program_objects import RowError
+from compass_jax.rewards.verifiers import program_files
+from compass_jax.rewards.verifiers.kinds import code
+from compass_jax.rewards.verifiers.program_objects import RowError
 
 pytestmark = pytest.mark.filterwarnings(r"ignore:os.fork\(\) was called:RuntimeWarning")
 GOOD = {"tests": ["assert f(20) == 22"]}

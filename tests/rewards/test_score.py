@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from compass_jax.base.records import Prompt, Score
 from compass_jax.config import DataConfig, FileSource, RewardConfig
-from compass_jax.records import Prompt, Score
 from compass_jax.rewards.score import Scorer, ScorerError
-from compass_jax.tasks.rows import encode_row
+from compass_jax.rewards.tasks.rows import encode_row
 
 ACT = "corpus_verifiers:act"
 PROMPT = Prompt(1, 0, "x", "q", np.zeros(1, np.int32), "ref", encode_row({"answer": "ref"}))

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from compass_jax.records import Prompt, Score
+from compass_jax.base.records import Prompt, Score
 from compass_jax.rewards.faults import VerifierError
 from compass_jax.rewards.joined import SharedScorer
 

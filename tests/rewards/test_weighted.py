@@ -9,6 +9,8 @@ import pytest
 from test_score import drain
 from tiny_run import tiny_run
 
+from compass_jax.base.errors import UserError
+from compass_jax.base.records import Prompt, Score
 from compass_jax.config import (
     ConfigError,
     DataConfig,
@@ -20,10 +22,8 @@ from compass_jax.config import (
 )
 from compass_jax.config.io import config_from_json, config_to_json
 from compass_jax.config.verifiers import spread
-from compass_jax.errors import UserError
-from compass_jax.records import Prompt, Score
 from compass_jax.rewards.score import Scorer
-from compass_jax.tasks.rows import encode_row
+from compass_jax.rewards.tasks.rows import encode_row
 
 OWN = '''
 import asyncio, os, time

@@ -5,7 +5,7 @@ operations would be compiled separately.
 import jax
 import jax.numpy as jnp
 
-from compass_jax.records import EARLIER, GOLD, SAMPLED
+from compass_jax.base.records import EARLIER, GOLD, SAMPLED
 from compass_jax.rl import prepare as module
 from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.rl.policy import policy_objective

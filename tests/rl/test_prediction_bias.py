@@ -12,8 +12,8 @@ import pytest
 from jitted import objective_of
 from jitted import prepare as prepare_update
 
+from compass_jax.base.records import CONCENTRATION, FIRST, PREDICTED
 from compass_jax.config import RLConfig, ZeroVarianceConfig
-from compass_jax.records import CONCENTRATION, FIRST, PREDICTED
 from compass_jax.rl.advantages.predicted import Predicted
 from compass_jax.rl.advantages.shrunk import Shrunk
 from compass_jax.rl.group_advantage import group_advantage

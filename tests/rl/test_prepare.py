@@ -13,13 +13,13 @@ import pytest
 import rl_reference as ref
 from jitted import prepare
 
+from compass_jax.base.records import SAMPLED, TRUNCATED
 from compass_jax.config import (
     RLConfig,
     ShapingConfig,
     ZeroVarianceConfig,
     named_correction,
 )
-from compass_jax.records import SAMPLED, TRUNCATED
 from compass_jax.rl.advantages.grpo import GrpoAdvantage
 from compass_jax.rl.advantages.predicted import Predicted
 from compass_jax.rl.advantages.rloo import Rloo

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from jitted import prepare
 
+from compass_jax.base.records import CONCENTRATION, FIRST, GOLD, PREDICTED, SAMPLE, TRUNCATED
 from compass_jax.config import AlgorithmConfig, ShapingConfig
-from compass_jax.records import CONCENTRATION, FIRST, GOLD, PREDICTED, SAMPLE, TRUNCATED
 from compass_jax.rl.advantages.grpo import GrpoAdvantage
 from compass_jax.rl.advantages.maxrl import MaxRL
 from compass_jax.rl.advantages.reinforce_pp import ReinforcePlusPlus

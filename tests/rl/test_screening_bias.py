@@ -14,10 +14,10 @@ import pytest
 from jitted import objective_of
 from jitted import prepare as prepare_update
 
+from compass_jax.base.records import Score
 from compass_jax.config import RLConfig, ZeroVarianceConfig
 from compass_jax.experience.step_policies.inputs import StepInputs
 from compass_jax.experience.step_policies.screening import Screening
-from compass_jax.records import Score
 from compass_jax.rl.advantages.grpo import STD_EPSILON, GrpoAdvantage
 from compass_jax.rl.advantages.maxrl import MaxRL
 from compass_jax.rl.advantages.rloo import Rloo

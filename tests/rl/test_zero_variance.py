@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import rl_reference as ref
 
-from compass_jax.records import Outcome
+from compass_jax.base.records import Outcome
 from compass_jax.rl import zero_variance
 from compass_jax.rl.diagnostics import finalize_diagnostics, merge_diagnostics
 from compass_jax.rl.zero_variance import GroupKind, rl_zvp_advantage

@@ -9,8 +9,8 @@ import json
 import numpy as np
 from jetstream.engine.mock_engine import TestEngine
 
+from compass_jax.base.records import Prompt
 from compass_jax.config import RolloutConfig
-from compass_jax.records import Prompt
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.plain_engine import PlainEngine
 from compass_jax.rollout.sampling import Purpose

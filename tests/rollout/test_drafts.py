@@ -11,11 +11,11 @@ import pytest
 from scipy import stats
 from tiny import COMPUTE, EOS, MODEL, ROLLOUT, UNSET, make_prompt, random_params
 
+from compass_jax.base.records import Draft
 from compass_jax.model.logprobs import head_weights, logits_of
 from compass_jax.model.params import to_decode
 from compass_jax.model.transformer import Transformer
 from compass_jax.model.transformer import apply as apply_model
-from compass_jax.records import Draft
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.draft_engine import engine_for
 from compass_jax.rollout.drafts import Coupled, DraftInputs, DraftRows, Lenient

@@ -11,21 +11,21 @@ import numpy as np
 import pytest
 from tiny import COMPUTE, EOS, MODEL, ROLLOUT, make_prompt, random_params
 
+from compass_jax.base.errors import UserError
+from compass_jax.base.records import Score
+from compass_jax.base.token_ids import end_ids
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.vocabulary import TokenizerError
-from compass_jax.errors import UserError
 from compass_jax.experience import saved_samples
 from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.experience.turns import Turns
 from compass_jax.model.params import to_decode
-from compass_jax.records import Score
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.online import OnlineBatcher, Streamed
 from compass_jax.rollout.request import Request
 from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Purpose, Sampler
-from compass_jax.token_ids import end_ids
 from compass_jax.weights.carried import carry_files
 from compass_jax.weights.hf import save_params
 from compass_jax.weights.hf_config import find_token_ids

@@ -11,17 +11,17 @@ from evolve import evolve
 from tiny import COMPUTE, EOS, MODEL, ROLLOUT, make_prompt, random_params
 from tiny_run import tiny_run
 
+from compass_jax.base.programs import Program
+from compass_jax.base.records import EPISODE
 from compass_jax.config import ConfigError, MeshConfig, RolloutConfig
+from compass_jax.devices.sharding import Placement, make_mesh
 from compass_jax.model import kernels
 from compass_jax.model.params import place, to_decode
-from compass_jax.programs import Program
-from compass_jax.records import EPISODE
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.programs import EngineWorkload, sampling_programs
 from compass_jax.rollout.request import Request
 from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Purpose
-from compass_jax.sharding import Placement, make_mesh
 from compass_jax.training.episodes import check_episodes
 from compass_jax.weights.sync import sync_weights
 

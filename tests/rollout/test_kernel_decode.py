@@ -10,12 +10,12 @@ import pytest
 from tiny import COMPUTE, EOS, MODEL, ROLLOUT, make_prompt, random_params
 
 from compass_jax.config import MeshConfig
+from compass_jax.devices.sharding import Placement, make_mesh
 from compass_jax.model import decode_kernel, kernels
 from compass_jax.model.params import place, to_decode
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose
-from compass_jax.sharding import Placement, make_mesh
 from compass_jax.weights.sync import sync_weights
 
 WIDE = dataclasses.replace(MODEL, head_dim=128)

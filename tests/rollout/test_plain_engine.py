@@ -14,8 +14,8 @@ import pytest
 from test_engine import ENGINE, LOOSE, PROMPTS
 from tiny import EOS, ROLLOUT
 
+from compass_jax.base.records import UNKNOWN_LOGP
 from compass_jax.config import ConfigError
-from compass_jax.records import UNKNOWN_LOGP
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine_api import Engine, ResultTokens
 from compass_jax.rollout.plain_engine import PlainEngine

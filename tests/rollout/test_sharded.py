@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 from tiny import EOS, make_prompt, random_params
 
+from compass_jax.apps.plan.collectives import collectives, total_bytes
+from compass_jax.base.records import Draft
 from compass_jax.config import (
     ComputeConfig,
     ConfigError,
@@ -20,16 +22,14 @@ from compass_jax.config import (
     MoEConfig,
     RolloutConfig,
 )
+from compass_jax.devices.sharding import AXES, Placement, make_mesh
 from compass_jax.model.params import place
 from compass_jax.model.quantize import Quantized
-from compass_jax.plan.collectives import collectives, total_bytes
-from compass_jax.records import Draft
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.draft_engine import engine_for
 from compass_jax.rollout.drafts import Coupled
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.sampling import Purpose, Sampler
-from compass_jax.sharding import AXES, Placement, make_mesh
 from compass_jax.weights.sync import sync_weights
 
 MODEL = ModelConfig(

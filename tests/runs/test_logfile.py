@@ -12,7 +12,7 @@ from test_telemetry import lines, read_events
 
 from compass_jax.runs.logfile import LogError
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.trackers import board
+from compass_jax.runs.trackers import board
 
 
 def quiet():

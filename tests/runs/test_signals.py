@@ -24,7 +24,7 @@ ROOM = """
     def room(*args):
         {body}
 
-    sys.modules["compass_jax.report"] = types.SimpleNamespace(
+    sys.modules["compass_jax.runs.report"] = types.SimpleNamespace(
         run_report=room, watch_report=room
     )
     sys.argv = ["compass", "report", "a"]
@@ -72,7 +72,7 @@ def test_a_signal_in_a_callback_that_swallows_what_is_raised_ends_the_command_al
 
 def test_a_second_signal_ends_a_run_that_is_about_to_stop(tmp_path):
     body = """
-        from compass_jax.session import RunState
+        from compass_jax.training.session import RunState
 
         with RunState() as stop:
             os.kill(os.getpid(), signal.SIGINT)

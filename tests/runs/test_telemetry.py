@@ -16,15 +16,15 @@ import pytest
 from rich.console import Console
 from tensorboardX.proto.event_pb2 import Event
 
-from compass_jax.report import (
+from compass_jax.runs.metric_table import PANELS, metric_help
+from compass_jax.runs.progress import duration, progress_text
+from compass_jax.runs.report import (
     ReportError,
     read_metrics,
     run_report,
     run_rows,
     summary_table,
 )
-from compass_jax.runs.metric_table import PANELS, metric_help
-from compass_jax.runs.progress import duration, progress_text
 from compass_jax.runs.screen import Screen
 from compass_jax.runs.telemetry import Telemetry
 

@@ -22,7 +22,7 @@ JUDGE_TOKENIZER = str(TESTS.parent / "configs" / "tiny_judge_tokenizer")
 CONFIG = """
 from dataclasses import replace
 
-from compass_jax.records import stable_id
+from compass_jax.base.records import stable_id
 from compass_jax.rewards import judging
 from compass_jax.data.predictors.state import State
 from compass_jax.experience.step_policies.screening import Screening

@@ -11,8 +11,8 @@ import pytest
 from evolve import evolve
 from tiny_run import tiny_run
 
+from compass_jax.base.programs import Program, Result, struct
 from compass_jax.config import MeshConfig
-from compass_jax.programs import Program, Result, struct
 from compass_jax.training import loop
 from compass_jax.training.ahead import CompileAhead
 from compass_jax.training.rl import run_rl
@@ -95,7 +95,7 @@ def test_after_finish_nothing_more_is_compiled():
 @pytest.mark.slow
 def test_a_run_over_a_mesh_compiles_each_program_once(tmp_path, lowered, monkeypatch):
     """The listed programs have the shapes and the arguments of the run; otherwise a program would
-    be compiled twice. tests/plan/test_programs.py checks this on one device.
+    be compiled twice. tests/apps/plan/test_programs.py checks this on one device.
     """
     seen = []
 

@@ -17,16 +17,15 @@ from stops import Killed, at_call, kill, kill_after_step
 from test_optim import CONFIG, DECAYS, TOTAL, tree
 from tiny_run import TOKENIZER, tiny_run
 
-from compass_jax import memory
+from compass_jax.apps.plan.programs import fresh_state
 from compass_jax.commands.cli import main
 from compass_jax.config import ComputeConfig, ConfigError, MeshConfig, OptimConfig
 from compass_jax.config.lora import LoRAConfig
+from compass_jax.devices.sharding import placements
 from compass_jax.experience.evaluate import Evaluator
 from compass_jax.model.params import decays, param_count, place, training_layout
 from compass_jax.model.transformer import Transformer, init_params
-from compass_jax.plan.programs import fresh_state
-from compass_jax.sharding import placements
-from compass_jax.training import evaluations, optim, step
+from compass_jax.training import evaluations, memory, optim, step
 from compass_jax.training.rl import run_rl
 from compass_jax.training.sft import run_sft
 from compass_jax.weights import checkpoint

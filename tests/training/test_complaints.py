@@ -15,14 +15,14 @@ from replaying import GroupReplay
 from tiny_run import tiny_run
 from variants import VERIFIED
 
+from compass_jax.base.records import Rollout
 from compass_jax.config import named_correction
 from compass_jax.experience import saved_samples
 from compass_jax.model.moe import empty_routes
-from compass_jax.records import Rollout
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.session import RunState
 from compass_jax.training.building import Building
 from compass_jax.training.rl import run_rl
+from compass_jax.training.session import RunState
 from compass_jax.weights.checkpoint import CheckpointError, CheckpointMismatch
 
 UNSET = 255

@@ -21,7 +21,7 @@ from compass_jax.training.sft import run_sft
 from compass_jax.weights import checkpoint
 
 TASK = """
-from compass_jax.tasks import Environment, Task, Turn
+from compass_jax.rewards.tasks import Environment, Task, Turn
 
 TOOL = {
     "type": "function",

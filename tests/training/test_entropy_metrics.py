@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from tiny_run import tiny_run
 
+from compass_jax.base.records import StepArrays
 from compass_jax.experience.metrics import entropy_metrics
-from compass_jax.records import StepArrays
 from compass_jax.training.hooks.base import StepRecord
 from compass_jax.training.hooks.entropy import COLLAPSED, FIRST, LATEST, EntropyWatch
 from compass_jax.training.rl import rl_steps

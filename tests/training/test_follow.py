@@ -11,12 +11,12 @@ from evolve import evolve
 from logged import lines
 from tiny_run import tiny_run
 
+from compass_jax.base.errors import CompassError
 from compass_jax.commands import cli
 from compass_jax.commands.configured import config_of_run
 from compass_jax.commands.follow import follow
 from compass_jax.config import ConfigError
 from compass_jax.config.io import config_to_json, read_config
-from compass_jax.errors import CompassError
 from compass_jax.experience import evaluate
 from compass_jax.experience.evaluate import Evaluator
 from compass_jax.runs.telemetry import plain_numbers

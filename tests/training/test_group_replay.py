@@ -18,6 +18,7 @@ from tiny_run import tiny_run
 from variants import VERIFIED
 from worded import override
 
+from compass_jax.base.records import EARLIER, Outcome
 from compass_jax.commands.settings import settings
 from compass_jax.config import (
     ConfigError,
@@ -25,7 +26,6 @@ from compass_jax.config import (
     named_correction,
 )
 from compass_jax.model.transformer import Transformer, init_params
-from compass_jax.records import EARLIER, Outcome
 from compass_jax.rl.advantages.predicted import Predicted
 from compass_jax.rl.advantages.rloo import Rloo
 from compass_jax.rl.advantages.shrunk import Shrunk

@@ -6,10 +6,11 @@ import numpy as np
 from evolve import evolve
 from tiny_run import tiny_run
 
+from compass_jax.experience.scorer import open_scorer
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.session import RunState, open_scorer
 from compass_jax.training.building import Building
 from compass_jax.training.hand_over import WithinProcess, transport_of
+from compass_jax.training.session import RunState
 
 
 class ThroughAFile:

@@ -6,8 +6,8 @@ import pytest
 from logged import lines
 from tiny_run import tiny_run
 
+from compass_jax.base.errors import CompassError
 from compass_jax.config import apply
-from compass_jax.errors import CompassError
 from compass_jax.training import step as programs
 from compass_jax.training.hooks.base import Hook, HookFailed, Hooks, StepRecord
 from compass_jax.training.rl import run_rl

@@ -11,10 +11,10 @@ from tiny_run import tiny_run
 
 from compass_jax.data.prompts import PromptSet
 from compass_jax.runs.rundir import EVALUATION, EVALUATION_FOLDER
-from compass_jax.session import RunState
 from compass_jax.training import evaluations, rl
 from compass_jax.training.hooks.base import Hooks, StepRecord
 from compass_jax.training.hooks.guard import Guard
+from compass_jax.training.session import RunState
 from compass_jax.training.stops import never_stop
 
 

@@ -11,6 +11,7 @@ import pytest
 from evolve import evolve
 from tiny import COMPUTE, MODEL, UNSET
 
+from compass_jax.base.records import CONCENTRATION, EARLIER, FIRST, PREDICTED, StepArrays
 from compass_jax.config import (
     AlgorithmConfig,
     ConfigError,
@@ -28,7 +29,6 @@ from compass_jax.config.sampling import ResamplingConfig
 from compass_jax.model.moe import empty_routes
 from compass_jax.model.routes import put_routes
 from compass_jax.model.transformer import Transformer, init_params
-from compass_jax.records import CONCENTRATION, EARLIER, FIRST, PREDICTED, StepArrays
 from compass_jax.rl.advantages.predicted import Predicted
 from compass_jax.rl.advantages.shrunk import Shrunk
 from compass_jax.rl.bucketing import MicroBatch

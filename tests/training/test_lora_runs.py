@@ -16,14 +16,14 @@ from stops import stop_after_step
 from tiny_run import TOKENIZER, tiny_run
 from transformers import AutoModelForCausalLM
 
-from compass_jax import memory
+from compass_jax.apps.plan.programs import fresh_state, model_params
 from compass_jax.commands.cli import main
 from compass_jax.config import ConfigError
 from compass_jax.config.lora import LoRAConfig
-from compass_jax.families.raw import WeightsError
+from compass_jax.model.families.raw import WeightsError
 from compass_jax.model.params import in_layout, training_layout
 from compass_jax.model.transformer import Transformer, init_params
-from compass_jax.plan.programs import fresh_state, model_params
+from compass_jax.training import memory
 from compass_jax.training.programs import training_programs
 from compass_jax.training.rl import run_rl
 from compass_jax.training.sft import run_sft

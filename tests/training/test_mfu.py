@@ -7,7 +7,7 @@ from evolve import evolve
 from logged import lines
 from tiny_run import tiny_run
 
-from compass_jax.chips import Chip
+from compass_jax.devices.chips import Chip
 from compass_jax.model.flops import forward_flops
 from compass_jax.training import learner, update_metrics
 from compass_jax.training.rl import run_rl

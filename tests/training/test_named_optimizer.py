@@ -13,9 +13,9 @@ from worded import override
 
 from compass_jax.config import ConfigError, MeshConfig, OptimConfig
 from compass_jax.config.io import config_from_json, config_to_json
+from compass_jax.devices.sharding import placements
 from compass_jax.model.params import decays, place
 from compass_jax.model.transformer import init_params
-from compass_jax.sharding import placements
 from compass_jax.training import optim, step
 from compass_jax.training.rl import run_rl
 

@@ -14,9 +14,9 @@ import pytest
 from evolve import evolve
 from tiny_run import tiny_run
 
+from compass_jax.base.records import Group, Prompt, Score
 from compass_jax.commands.configured import load_config
 from compass_jax.config import Objective, RLConfig, ShapingConfig, ZeroVarianceConfig, seam_class
-from compass_jax.records import Group, Prompt, Score
 from compass_jax.rl.advantages.maxrl import MaxRL
 from compass_jax.rl.diagnostics import finalize_diagnostics
 from compass_jax.rl.objectives.grpo import Grpo

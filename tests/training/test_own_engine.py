@@ -10,16 +10,17 @@ from evolve import evolve
 from tiny_run import tiny_run
 from transformers import AutoModelForCausalLM
 
+from compass_jax.base.records import UNKNOWN_LOGP
 from compass_jax.config import ConfigError, EngineJudgeConfig
-from compass_jax.records import UNKNOWN_LOGP
+from compass_jax.experience.scorer import open_scorer
 from compass_jax.rollout.drafts import Lenient
 from compass_jax.rollout.engine_api import ResultTokens
 from compass_jax.rollout.plain_engine import PlainEngine
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.session import RunState, open_scorer
 from compass_jax.training.building import Building
 from compass_jax.training.own_engine import check_own_engine, check_samplers
 from compass_jax.training.scored import Scored
+from compass_jax.training.session import RunState
 from compass_jax.weights.hf import save_params
 
 

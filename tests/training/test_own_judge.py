@@ -11,11 +11,11 @@ from logged import lines, numbers
 from tiny import random_params
 from tiny_run import tiny_run
 
+from compass_jax.base.records import Prompt, Rollout, stable_id
 from compass_jax.config import ConfigError, EngineJudgeConfig, FileSource, LogConfig
 from compass_jax.data.tokenizer import Tokenizer
-from compass_jax.records import Prompt, Rollout, stable_id
-from compass_jax.rewards import judging
-from compass_jax.rewards.endpoint import REFUSED
+from compass_jax.rewards.judges import judging
+from compass_jax.rewards.judges.endpoint import REFUSED
 from compass_jax.rollout.engine import Engine
 from compass_jax.training.own_judge import OwnJudge, rollout_of
 from compass_jax.training.rl import run_rl

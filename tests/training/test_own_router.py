@@ -12,7 +12,7 @@ from worded import override
 
 from compass_jax.config import ConfigError, Router, seam_class
 from compass_jax.config.io import config_from_json, config_to_json
-from compass_jax.families.find import find
+from compass_jax.model.families.find import find
 from compass_jax.model.routers.sigmoid import Sigmoid
 from compass_jax.training.rl import run_rl
 
@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 
 from compass_jax.config import Router
-from compass_jax.families.qwen3_moe import FAMILY as QWEN
+from compass_jax.model.families.qwen3_moe import FAMILY as QWEN
 from compass_jax.model.routers.inputs import at_ids
 
 

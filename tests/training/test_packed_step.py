@@ -13,9 +13,9 @@ from tiny import COMPUTE, MODEL, random_params
 from compass_jax.config import MeshConfig
 from compass_jax.data.packing import packed, padded
 from compass_jax.data.sft import SFTExample
+from compass_jax.devices.sharding import Placement, make_mesh
 from compass_jax.model.params import in_layout, place, to_decode, training_layout
 from compass_jax.model.transformer import Transformer, apply, init_cache
-from compass_jax.sharding import Placement, make_mesh
 from compass_jax.training import step
 
 DENSE = dataclasses.replace(MODEL, family="qwen3", moe=None)

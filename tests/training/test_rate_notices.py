@@ -19,9 +19,9 @@ from compass_jax.config import (
     ZeroVarianceConfig,
 )
 from compass_jax.config.lora import LoRAConfig
-from compass_jax.presets import default_rate, preset
 from compass_jax.training.header import rl_method, sft_method
 from compass_jax.training.hooks.guard import Guard
+from compass_jax.training.presets import default_rate, preset
 from compass_jax.training.rate_notices import hardly_moves, moved_schedule
 from compass_jax.training.rl import run_rl
 

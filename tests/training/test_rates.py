@@ -11,8 +11,8 @@ from tiny import make_prompt
 from tiny_run import tiny_run
 from variants import RATES
 
+from compass_jax.base.records import Group, Score
 from compass_jax.config import ConfigError, OptimConfig, RLConfig, SFTConfig, ZeroVarianceConfig
-from compass_jax.records import Group, Score
 from compass_jax.training.header import describe_optimiser
 from compass_jax.training.hooks.base import Hook, Hooks, StepRecord
 from compass_jax.training.hooks.rates import RateFactors

@@ -20,10 +20,10 @@ from compass_jax.commands.dry_run import run_dry
 from compass_jax.config import ConfigError, EngineJudgeConfig
 from compass_jax.config.samplers import parse_address
 from compass_jax.rollout.drafts import Lenient
-from compass_jax.samplers import frames, serve
-from compass_jax.samplers.frames import KEY_VARIABLE, Message, SamplersError
-from compass_jax.samplers.leader import MOST_BROKEN
-from compass_jax.samplers.serve import SamplerLoop
+from compass_jax.rollout.remote import frames, serve
+from compass_jax.rollout.remote.frames import KEY_VARIABLE, Message, SamplersError
+from compass_jax.rollout.remote.leader import MOST_BROKEN
+from compass_jax.rollout.remote.serve import SamplerLoop
 from compass_jax.training.rl import run_rl
 
 LEFT_OUT = (*CLOCKS, "guard/loss_spike")  # a spike of small differences depends on rounding

@@ -18,7 +18,7 @@ from stops import (
 )
 from variants import configured, limit_lengths
 
-from compass_jax.records import SampleKey
+from compass_jax.base.records import SampleKey
 from compass_jax.rewards.score import Scorer
 from compass_jax.training import step
 from compass_jax.training.rl import run_rl

@@ -11,8 +11,8 @@ from evolve import evolve
 from logged import lines, numbers
 from tiny_run import tiny_run
 
+from compass_jax.base.records import Group, Prompt, Score
 from compass_jax.config import ConfigError, GuardConfig, RewardConfig, RLConfig
-from compass_jax.records import Group, Prompt, Score
 from compass_jax.training.hooks.guard import Audit, Guard, RewardExploited, audit
 from compass_jax.training.hooks.notices import Notices
 from compass_jax.training.rl import run_rl

@@ -11,7 +11,7 @@ from processes import PATIENCE_S, TESTS, Job, environment, free_port, write_conf
 from test_processes import compare, samples
 
 from compass_jax.commands.configured import load_config
-from compass_jax.samplers.frames import KEY_VARIABLE
+from compass_jax.rollout.remote.frames import KEY_VARIABLE
 from compass_jax.training.rl import run_rl
 from compass_jax.weights import checkpoint
 

@@ -14,6 +14,7 @@ from logged import lines, numbers
 from tiny import COMPUTE, MODEL, make_prompt, random_params
 from tiny_run import tiny_run
 
+from compass_jax.apps.pipeline.train_judge import Rated, run_train_judge
 from compass_jax.commands.cli import main
 from compass_jax.config import ConfigError, FileSource, LogConfig, ScalarJudgeConfig, ShapingConfig
 from compass_jax.data.files import DataError
@@ -22,15 +23,14 @@ from compass_jax.data.preferences import Preference
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.model.logprobs import head_weights, logits_of
 from compass_jax.model.transformer import Transformer, apply
-from compass_jax.pipeline.train_judge import Rated, run_train_judge
 from compass_jax.rewards.faults import VerifierError
-from compass_jax.rewards.scalar import ScalarJudge, tie_margin, verdicts
+from compass_jax.rewards.judges.scalar import ScalarJudge, tie_margin, verdicts
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.session import RunState
 from compass_jax.training import step
 from compass_jax.training.own_judge import ScalarModel
 from compass_jax.training.rl import run_rl
 from compass_jax.training.scalar import ScalarTrainer, pair_gradients, pair_losses, rewards_of
+from compass_jax.training.session import RunState
 from compass_jax.training.sft import run_sft
 from compass_jax.weights.hf import save_params
 

@@ -20,9 +20,9 @@ from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.model.transformer import init_params
 from compass_jax.runs.rundir import RunDirectoryGone
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.session import RunState
 from compass_jax.training import optim, step
 from compass_jax.training.optim import TrainingDiverged
+from compass_jax.training.session import RunState
 from compass_jax.training.sft import SFTTrainer, run_sft
 from compass_jax.weights import checkpoint
 from compass_jax.weights.convert import export_hf

@@ -12,9 +12,10 @@ from evolve import evolve
 from logged import lines
 from tiny_run import tiny_run
 
+from compass_jax.base.errors import STRICT
+from compass_jax.base.records import Group, Prompt, Rollout, Score
 from compass_jax.config import DataConfig, FileSource, RewardConfig, TaskSource
 from compass_jax.config.verifiers import looked_for
-from compass_jax.errors import STRICT
 from compass_jax.experience.judged import (
     ALL_RIGHT,
     ALL_WRONG,
@@ -29,7 +30,6 @@ from compass_jax.experience.judged import (
     silence,
     silence_warning,
 )
-from compass_jax.records import Group, Prompt, Rollout, Score
 from compass_jax.rewards.checks import changed, code_of
 from compass_jax.training.hooks.notices import Notices
 from compass_jax.training.rl import run_rl

@@ -7,8 +7,8 @@ import pytest
 import variants
 from logged import lines
 
+from compass_jax.base.records import Score
 from compass_jax.experience.growth import is_uniform
-from compass_jax.records import Score
 
 
 def configured(directory, **rl):

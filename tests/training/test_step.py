@@ -12,11 +12,11 @@ import pytest
 from evolve import evolve
 from tiny import COMPUTE, MODEL, UNSET, random_params
 
+from compass_jax.base.records import StepArrays
 from compass_jax.config import OptimConfig, RLConfig, ZeroVarianceConfig
 from compass_jax.model.moe import RouterStats
 from compass_jax.model.params import decays
 from compass_jax.model.transformer import Transformer
-from compass_jax.records import StepArrays
 from compass_jax.rl.bucketing import MicroBatch, plan
 from compass_jax.rl.diagnostics import finalize_diagnostics, merge_diagnostics
 from compass_jax.rl.objectives.espo import Espo

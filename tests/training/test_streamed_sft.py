@@ -102,7 +102,7 @@ def test_two_processes_take_over_from_one_and_one_from_two(tmp_path):
 
 
 def test_a_configuration_from_files_knows_the_lengths_of_a_sample(tmp_path, monkeypatch):
-    from compass_jax import from_files
+    from compass_jax.training import from_files
 
     monkeypatch.setattr(streamed, "LARGE_BYTES", 0)
     monkeypatch.setattr(from_files, "SAMPLED", 8)

@@ -15,9 +15,9 @@ import pytest
 from abstract import abstract_like
 from forged import edit_manifest
 
-from compass_jax import distributed
 from compass_jax.config import ModelConfig, MoEConfig
-from compass_jax.session import newest_checkpoint
+from compass_jax.devices import distributed
+from compass_jax.training.session import newest_checkpoint
 from compass_jax.weights import checkpoint, digests, manifest, sound, writer
 from compass_jax.weights.checkpoint import CheckpointError
 

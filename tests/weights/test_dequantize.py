@@ -14,12 +14,12 @@ from hf_models import random_model
 from safetensors.numpy import save_file
 from tiny_run import tiny_run
 
+from compass_jax.apps.curate.merge import MergeError
+from compass_jax.apps.curate.parents import read_parents
 from compass_jax.commands import cli
 from compass_jax.commands.check import check
 from compass_jax.config import MLAConfig, ModelConfig, MoEConfig
-from compass_jax.curate.merge import MergeError
-from compass_jax.curate.parents import read_parents
-from compass_jax.families.raw import UnsupportedModel, WeightsError
+from compass_jax.model.families.raw import UnsupportedModel, WeightsError
 from compass_jax.model.routers.sigmoid import Sigmoid
 from compass_jax.model.transformer import Transformer
 from compass_jax.weights.convert import export_hf, import_hf

@@ -8,13 +8,13 @@ import pytest
 from hf_folders import MOE, random_params, tensors_of, write_folder
 from safetensors.numpy import load_file, save_file
 
+from compass_jax.apps.curate.merge import MergeError
+from compass_jax.apps.curate.parents import read_parents
 from compass_jax.commands import cli
 from compass_jax.commands.check import check
 from compass_jax.config import ConfigError
-from compass_jax.curate.merge import MergeError
-from compass_jax.curate.parents import read_parents
-from compass_jax.families.raw import WeightsError
-from compass_jax.from_files import rl_config
+from compass_jax.model.families.raw import WeightsError
+from compass_jax.training.from_files import rl_config
 from compass_jax.weights.convert import export_hf, import_hf
 from compass_jax.weights.hf import load_params
 from compass_jax.weights.hf_config import read_hf_config

@@ -13,9 +13,9 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
+from compass_jax.base.errors import UserError
 from compass_jax.commands.cli import main
-from compass_jax.errors import UserError
-from compass_jax.families.raw import UnsupportedModel, WeightsError
+from compass_jax.model.families.raw import UnsupportedModel, WeightsError
 from compass_jax.weights.gguf_folder import import_gguf
 from compass_jax.weights.gguf_tokenizer import tokenizer_files
 from compass_jax.weights.hf import load_params

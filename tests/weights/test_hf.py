@@ -15,7 +15,7 @@ from hf_folders import MOE, QWEN2, TIED, assert_same_bits, random_params, tensor
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from safetensors import safe_open
 
-from compass_jax.families.raw import WeightsError
+from compass_jax.model.families.raw import WeightsError
 from compass_jax.weights import safetensors_io
 from compass_jax.weights.convert import export_hf, import_hf
 from compass_jax.weights.hf import load_params, save_params

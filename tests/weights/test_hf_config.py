@@ -8,7 +8,7 @@ import json
 import pytest
 
 from compass_jax.config import ModelConfig, MoEConfig
-from compass_jax.families.raw import UnsupportedModel, WeightsError
+from compass_jax.model.families.raw import UnsupportedModel, WeightsError
 from compass_jax.weights.hf_config import (
     config_from_dict,
     find_token_ids,

@@ -14,9 +14,9 @@ from hf_folders import MOE, QWEN2, TIED, random_params, tensors_of, write_folder
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from compass_jax.commands import cli
-from compass_jax.families.keys import HARMLESS, NEUTRAL
-from compass_jax.families.qwen3_moe import FAMILY
-from compass_jax.families.raw import WeightsError
+from compass_jax.model.families.keys import HARMLESS, NEUTRAL
+from compass_jax.model.families.qwen3_moe import FAMILY
+from compass_jax.model.families.raw import WeightsError
 from compass_jax.weights.convert import export_hf, import_hf
 from compass_jax.weights.hf import load_params, save_params
 from compass_jax.weights.hf_config import read_hf_config

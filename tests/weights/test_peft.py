@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from compass_jax.families.raw import UnsupportedModel
+from compass_jax.model.families.raw import UnsupportedModel
 from compass_jax.weights.peft import read_adapter
 
 MODULE = "base_model.model.model.layers.0.self_attn.q_proj"

@@ -12,7 +12,7 @@ from peft.tuners.tuners_utils import check_target_module_exists
 from safetensors.numpy import save_file
 
 from compass_jax.commands import cli
-from compass_jax.families.raw import WeightsError
+from compass_jax.model.families.raw import WeightsError
 from compass_jax.weights.hf import save_params
 from compass_jax.weights.peft import merge_adapters
 from compass_jax.weights.peft_modules import check_modules

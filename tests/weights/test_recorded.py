@@ -11,7 +11,7 @@ import pytest
 from tiny import MODEL, UNSET
 
 from compass_jax.config import MeshConfig
-from compass_jax.sharding import Placement, make_mesh
+from compass_jax.devices.sharding import Placement, make_mesh
 from compass_jax.weights import recorded
 from compass_jax.weights.checkpoint import CheckpointError
 from compass_jax.weights.recorded import ENOUGH, check_recorded_routes

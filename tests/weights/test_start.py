@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from hf_folders import MOE, TIED, assert_same_bits, random_params, tensors_of
 
+from compass_jax.base.records import TrainState
 from compass_jax.config import ComputeConfig, RunConfig
-from compass_jax.families.raw import WeightsError
-from compass_jax.records import TrainState
+from compass_jax.model.families.raw import WeightsError
 from compass_jax.weights import checkpoint
 from compass_jax.weights.convert import export_hf, import_hf
 from compass_jax.weights.hf import load_params, save_params

@@ -18,7 +18,7 @@ import pytest
 from hf_folders import MOE, TIED, random_params, tensors_of
 from safetensors.numpy import save_file
 
-from compass_jax.families.raw import WeightsError
+from compass_jax.model.families.raw import WeightsError
 from compass_jax.model.params import abstract_params
 from compass_jax.weights import checkpoint, lazy, writer
 from compass_jax.weights.convert import export_hf, import_hf

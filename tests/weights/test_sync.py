@@ -10,10 +10,10 @@ import pytest
 from tiny import MODEL, random_params
 
 from compass_jax.config import ComputeConfig, MeshConfig
+from compass_jax.devices.sharding import Placement, make_mesh, move, ordered
 from compass_jax.model.params import layer_runs, place
 from compass_jax.model.quantize import Quantized
 from compass_jax.model.transformer import Transformer, apply, init_cache
-from compass_jax.sharding import Placement, make_mesh, move, ordered
 from compass_jax.weights import sync
 from compass_jax.weights.sync import sync_weights
 

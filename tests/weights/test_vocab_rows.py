@@ -13,7 +13,7 @@ from hf_folders import TIED, random_params
 from safetensors.numpy import load_file
 
 from compass_jax.config import DataConfig, RunConfig
-from compass_jax.families.raw import WeightsError
+from compass_jax.model.families.raw import WeightsError
 from compass_jax.model.logprobs import head_weights, logits_of
 from compass_jax.model.transformer import Transformer, apply
 from compass_jax.weights import checkpoint

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from compass_jax.aliases import JsonObject
-from compass_jax.records import Prompt
+from compass_jax.base.aliases import JsonObject
+from compass_jax.base.records import Prompt
 
 
 def no_policy(prompts: Sequence[Prompt]) -> Float[np.ndarray, "n h"]:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Float
 
+from compass_jax.base.records import Prompt
 from compass_jax.config import Predictor
 from compass_jax.data.difficulty import label_of
 from compass_jax.data.predictors.inputs import Prediction, PredictorInputs, Seen
-from compass_jax.records import Prompt
 
 UNIFORM = 2.0  # concentration of Beta(1, 1), the prior of a label without measurements
 MEASURED = 8  # least prompts from which a label's concentration is estimated

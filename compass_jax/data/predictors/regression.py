@@ -16,9 +16,9 @@ import numpy as np
 from jaxtyping import Float
 from scipy import optimize, special
 
-from compass_jax.aliases import JsonObject
+from compass_jax.base.aliases import JsonObject
+from compass_jax.base.records import Prompt
 from compass_jax.data.predictors.inputs import Prediction, Seen
-from compass_jax.records import Prompt
 
 FULL = 512  # features up to which the covariance of w is full; beyond, its diagonal
 MOST = 4096  # latest prompts that the fit takes, which bound its time

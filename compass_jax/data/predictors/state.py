@@ -9,12 +9,12 @@ from typing import Annotated, ClassVar, NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from compass_jax.aliases import JsonObject
+from compass_jax.base.aliases import JsonObject
+from compass_jax.base.records import Prompt
 from compass_jax.config import Predictor
 from compass_jax.config.ranges import Count, Range
 from compass_jax.data.predictors.inputs import Prediction, PredictorInputs, Seen
 from compass_jax.data.predictors.regression import ByRegression
-from compass_jax.records import Prompt
 
 MOST = 16_384  # prompts whose features are kept, the latest ones
 

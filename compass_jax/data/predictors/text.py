@@ -15,12 +15,12 @@ from typing import Annotated
 import numpy as np
 from jaxtyping import Float
 
+from compass_jax.base.records import Prompt
 from compass_jax.config import Predictor
 from compass_jax.config.ranges import Range
 from compass_jax.data.difficulty import label_of
 from compass_jax.data.predictors.inputs import Prediction, PredictorInputs
 from compass_jax.data.predictors.regression import ByRegression
-from compass_jax.records import Prompt
 
 SAMPLE = 1024  # prompts from which the frequencies of n-grams are counted
 SHORT = 512  # characters of a text whose n-grams of characters count

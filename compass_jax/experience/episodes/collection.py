@@ -9,12 +9,12 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from compass_jax.aliases import JsonObject
+from compass_jax.base.aliases import JsonObject
+from compass_jax.base.records import EPISODE, Rollout, SampleKey, Score
 from compass_jax.experience.buffer import NO_ROW
 from compass_jax.experience.episodes.drivers import Ended, Said
 from compass_jax.experience.episodes.played import Episodes, Event
 from compass_jax.experience.episodes.sessions import Refused, Session
-from compass_jax.records import EPISODE, Rollout, SampleKey, Score
 from compass_jax.rollout.ask import Ask, Left, Reply
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.request import Request

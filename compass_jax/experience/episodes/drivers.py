@@ -23,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, NamedTuple
 
-from compass_jax.aliases import Json, JsonObject
+from compass_jax.base.aliases import Json, JsonObject
 from compass_jax.data.episodes import Command
 
 MOST_LINE = 2**20  # bytes of a message

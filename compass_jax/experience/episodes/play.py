@@ -11,7 +11,7 @@ own, with the tokens that the trainer's engine samples.
             self.number = row["number"]
             return [{"role": "user", "content": row["prompt"]}]
 
-        def step(self, message):                      a turn of the model (chat/base.py, Message)
+        def step(self, message):                      the model's turn (base/chat/base.py, Message)
             if message.content.strip() == str(self.number):
                 return Turn(reward=1.0)               without messages: the end
             return Turn([{"role": "user", "content": "no"}])
@@ -49,12 +49,12 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TextIO
 
-from compass_jax.aliases import Json, JsonMapping, JsonObject
+from compass_jax.base.aliases import Json, JsonMapping, JsonObject
 from compass_jax.config.errors import ConfigError
 from compass_jax.config.named import load
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.turns import turn_encoder
-from compass_jax.tasks.environment import EnvironmentFault, Turn, checked
+from compass_jax.rewards.tasks.environment import EnvironmentFault, Turn, checked
 
 STACK_BYTES = 2**20  # of a thread: many episodes run at once
 MOST_DETAIL = 2000  # characters of an error

@@ -13,16 +13,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Protocol
 
-from compass_jax.aliases import JsonMapping, JsonObject
+from compass_jax.base.aliases import JsonMapping, JsonObject
+from compass_jax.base.records import EPISODE, Prompt, SampleKey, Score, stable_id
 from compass_jax.config import DataConfig, EpisodeSource
 from compass_jax.data.episodes import command_of, setup_of
 from compass_jax.experience.buffer import ExperienceBuffer
 from compass_jax.experience.episodes.drivers import Driver, Ended, Said
 from compass_jax.experience.episodes.sessions import Session
-from compass_jax.records import EPISODE, Prompt, SampleKey, Score, stable_id
 from compass_jax.rewards.faults import VerifierError
+from compass_jax.rewards.tasks.rows import decode_row
 from compass_jax.rollout.ask import Ask, Left
-from compass_jax.tasks.rows import decode_row
 
 MOST_DEATHS = 3  # of a driver, one after another without an episode that it played
 LOGS = "drivers"  # folder of a run

@@ -18,8 +18,8 @@ from functools import partial
 
 import numpy as np
 
-from compass_jax.errors import CompassError
-from compass_jax.records import GIVEN, Prompt, Rollout, SampleKey
+from compass_jax.base.errors import CompassError
+from compass_jax.base.records import GIVEN, Prompt, Rollout, SampleKey
 from compass_jax.rollout.request import Request
 
 MOST_BRANCHES = 32

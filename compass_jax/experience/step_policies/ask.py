@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from compass_jax.aliases import JsonMapping, JsonObject
+from compass_jax.base.aliases import JsonMapping, JsonObject
+from compass_jax.base.errors import CompassError
 from compass_jax.config import StepPolicy
 from compass_jax.config.step_policy import GroupKey
-from compass_jax.errors import CompassError
 from compass_jax.experience.step_policies.inputs import StepInputs
 
 T = TypeVar("T")

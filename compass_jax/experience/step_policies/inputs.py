@@ -5,12 +5,12 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import NamedTuple
 
-from compass_jax.aliases import JsonMapping
+from compass_jax.base.aliases import JsonMapping
+from compass_jax.base.records import Group, Prompt, Score
 from compass_jax.config import RewardConfig, SamplingConfig
 from compass_jax.config.step_policy import GroupKey
 from compass_jax.experience import growth
 from compass_jax.experience.buffer import ExperienceBuffer
-from compass_jax.records import Group, Prompt, Score
 
 
 class StepInputs(NamedTuple):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
+from compass_jax.base.records import Score
 from compass_jax.config import SamplingConfig
 from compass_jax.config.errors import check
 from compass_jax.config.ranges import Fraction, Range, Repeat
@@ -14,7 +15,6 @@ from compass_jax.config.step_policy import GroupKey
 from compass_jax.experience.growth import known_rewards, varies
 from compass_jax.experience.step_policies.inputs import StepInputs
 from compass_jax.experience.step_policies.rounds import InRounds
-from compass_jax.records import Score
 from compass_jax.rl.grouping import UNIFORM_WITHIN
 
 

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
 from compass_jax.config import ComputeConfig, ModelConfig
+from compass_jax.devices.sharding import Placement
 from compass_jax.model.experts.cpu import grouped_swiglu
 from compass_jax.model.experts.dispatch import Dispatch, counted_dispatch, sorted_dispatch
 from compass_jax.model.experts.kernels import stacked_dot, tokamax_dot
@@ -21,7 +22,6 @@ from compass_jax.model.experts.ragged import ragged_swiglu
 from compass_jax.model.params import Layout, moe_specs
 from compass_jax.model.quantize import Quantized
 from compass_jax.model.stacks import InStack
-from compass_jax.sharding import Placement
 
 
 class Grouped(NamedTuple):

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
 from compass_jax.model.experts.activation import swiglu, swiglu_pullback
 from compass_jax.model.experts.dispatch import Dispatch
 from compass_jax.model.quantize import Quantized, matmul, of_expert

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from compass_jax.base.extras import how_to_install
 from compass_jax.config import ConfigError
-from compass_jax.extras import how_to_install
 from compass_jax.model.quantize import is_quantized, ragged_matmul
 from compass_jax.model.stacks import InStack
 

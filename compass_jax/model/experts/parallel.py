@@ -20,12 +20,12 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
+from compass_jax.devices.sharding import Placement
 from compass_jax.model.experts.dispatch import counted_dispatch, permute, repeat_tokens
 from compass_jax.model.precision import at_least_float32
 from compass_jax.model.quantize import Quantized, is_quantized
 from compass_jax.model.stacks import InStack
-from compass_jax.sharding import Placement
 
 AXIS = "expert"
 

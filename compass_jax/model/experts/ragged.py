@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from compass_jax.aliases import Tree
+from compass_jax.base.aliases import Tree
 from compass_jax.model.experts.activation import swiglu
 from compass_jax.model.experts.dispatch import Dispatch, expert_of_row, permute, repeat_tokens
 from compass_jax.model.precision import at_least_float32

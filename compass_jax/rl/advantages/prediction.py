@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from compass_jax.masked import masked_mean
-from compass_jax.records import PREDICTED
+from compass_jax.base.masked import masked_mean
+from compass_jax.base.records import PREDICTED
 from compass_jax.rl.advantages.inputs import AdvantageInputs
 
 EPSILON = 1e-4  # added to the standard deviation, as a share of the range of the rewards

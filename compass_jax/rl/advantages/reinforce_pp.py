@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from compass_jax.base.masked import masked_mean
 from compass_jax.config import Advantage
-from compass_jax.masked import masked_mean
 from compass_jax.rl.advantages.inputs import AdvantageInputs
 from compass_jax.rl.grouping import per_row
 

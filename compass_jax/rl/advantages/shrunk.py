@@ -8,9 +8,9 @@ from typing import Annotated, ClassVar
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from compass_jax.base.records import CONCENTRATION, FIRST
 from compass_jax.config import Advantage
 from compass_jax.config.ranges import Range
-from compass_jax.records import CONCENTRATION, FIRST
 from compass_jax.rl.advantages.inputs import AdvantageInputs
 from compass_jax.rl.advantages.prediction import (
     float_column,

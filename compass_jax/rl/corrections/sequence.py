@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from compass_jax.base.masked import masked_mean
 from compass_jax.config import Correction
 from compass_jax.config.correction import check_encloses_one
 from compass_jax.config.ranges import Bound
-from compass_jax.masked import masked_mean
 from compass_jax.rl.corrections.inputs import CorrectionInputs
 
 

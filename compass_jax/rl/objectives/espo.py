@@ -12,10 +12,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
+from compass_jax.base.masked import masked_quantile
 from compass_jax.config import Objective
 from compass_jax.config.errors import check
 from compass_jax.config.ranges import Clip, DualClip, Fraction, FromZero
-from compass_jax.masked import masked_quantile
 from compass_jax.rl.diagnostics import Diagnostics, mean_of, share_of
 from compass_jax.rl.objectives.inputs import PolicyInputs, WeightInputs
 from compass_jax.rl.shapes import require_shape

@@ -16,11 +16,11 @@ from typing import TypeVar
 
 import numpy as np
 
-from compass_jax.aliases import JsonMapping, JsonObject
+from compass_jax.base.aliases import JsonMapping, JsonObject
+from compass_jax.base.errors import CompassError
+from compass_jax.base.records import Group, StepArrays
 from compass_jax.config.step_policy import GroupKey
-from compass_jax.errors import CompassError
 from compass_jax.experience.metrics import Bins
-from compass_jax.records import Group, StepArrays
 from compass_jax.training.trace import TokenTrace
 
 Rewards = Mapping[str, float]  # mean reward of each prompt, by its id

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from compass_jax.base.records import Group
 from compass_jax.config import ConfigError, named
-from compass_jax.distributed import is_main_process
-from compass_jax.records import Group
+from compass_jax.devices.distributed import is_main_process
 from compass_jax.training.hooks.base import Hook, HookFailed, StepRecord
 
 Callback = Callable[[int, Sequence[Group], Mapping[str, float]], object]

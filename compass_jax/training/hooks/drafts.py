@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from compass_jax.records import SAMPLED
+from compass_jax.base.records import SAMPLED
 from compass_jax.training.hooks.base import Hook, StepRecord
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from compass_jax.aliases import JsonObject
+from compass_jax.base.aliases import JsonObject
 from compass_jax.training.hooks.base import Hook, StepRecord
 
 FIRST, LATEST = 4, 8  # steps of the mean at the start, and of the latest mean

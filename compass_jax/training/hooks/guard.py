@@ -8,10 +8,10 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from compass_jax.aliases import JsonObject
+from compass_jax.base.aliases import JsonObject
+from compass_jax.base.errors import CompassError
+from compass_jax.base.records import GOLD, Group, Score
 from compass_jax.config import GuardConfig, RewardConfig
-from compass_jax.errors import CompassError
-from compass_jax.records import GOLD, Group, Score
 from compass_jax.rl.signatures import (
     SPIKE,
     STAGNANT,

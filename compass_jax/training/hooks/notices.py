@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from compass_jax.base.records import Group, Rollout
 from compass_jax.config import PolicyConfig, RLConfig, ScoredConfig
 from compass_jax.experience.judged import (
     NO_GROUP_VARIES,
@@ -24,7 +25,6 @@ from compass_jax.experience.judged import (
     unknown_reasons,
     verdicts_in_words,
 )
-from compass_jax.records import Group, Rollout
 from compass_jax.rl.bucketing import best_buckets, padding_frac, plan
 from compass_jax.rl.grouping import UNIFORM_WITHIN
 from compass_jax.training.hooks.base import Hook, StepRecord

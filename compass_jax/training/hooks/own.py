@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import jax
 import numpy as np
 
-from compass_jax.aliases import JsonObject
+from compass_jax.base.aliases import JsonObject
 from compass_jax.config.step_hook import StepHook
 from compass_jax.training.hooks.base import Hook, StepRecord
 from compass_jax.weights.state import split

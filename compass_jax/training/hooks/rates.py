@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from compass_jax.aliases import JsonObject
+from compass_jax.base.aliases import JsonObject
 from compass_jax.config import OptimConfig
 from compass_jax.experience.growth import varies
 from compass_jax.training.hooks.base import Hook, StepRecord

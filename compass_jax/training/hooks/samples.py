@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections.abc import Container
 from functools import partial
 
+from compass_jax.base.records import Group
 from compass_jax.config import LogConfig, RolloutConfig
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.experience.evaluate import turns_of
 from compass_jax.experience.metrics import sample_rows
 from compass_jax.experience.token_rows import evenly_spaced, token_rows
-from compass_jax.records import Group
+from compass_jax.rollout.serving.text import text_pieces
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.serving.text import text_pieces
 from compass_jax.training.hooks.base import Hook, StepRecord
 from compass_jax.training.trace import TokenTrace
 

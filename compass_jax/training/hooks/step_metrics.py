@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from compass_jax.base.records import EARLIER
 from compass_jax.config import RewardConfig, ShapingConfig
 from compass_jax.config.curriculum import Stage
 from compass_jax.data.difficulty import label_of
+from compass_jax.devices.machine import peak_bytes
 from compass_jax.experience.assemble import repetition
 from compass_jax.experience.metrics import (
     earlier_metrics,
@@ -18,8 +20,6 @@ from compass_jax.experience.metrics import (
     staleness,
     step_histograms,
 )
-from compass_jax.machine import peak_bytes
-from compass_jax.records import EARLIER
 from compass_jax.training.hooks.base import Hook, StepRecord
 from compass_jax.training.parts import Prompts
 

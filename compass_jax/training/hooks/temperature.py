@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from compass_jax.aliases import JsonObject
+from compass_jax.base.aliases import JsonObject
 from compass_jax.config.entropy import EntropyConfig
 from compass_jax.training.hooks.base import Hook, StepRecord
 

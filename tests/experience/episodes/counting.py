@@ -4,7 +4,7 @@ import os
 import time
 from types import SimpleNamespace
 
-from compass_jax.tasks import Turn
+from compass_jax.rewards.tasks import Turn
 
 
 class Counting:

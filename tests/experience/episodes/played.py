@@ -12,16 +12,16 @@ from types import SimpleNamespace
 
 from tiny import COMPUTE, EOS, MODEL, ROLLOUT, make_prompt, random_params
 
+from compass_jax.base.records import EPISODE
 from compass_jax.config import DataConfig, EpisodeSource
 from compass_jax.experience.episodes.collection import EpisodeCollection
 from compass_jax.experience.episodes.drivers import Ended, Said
 from compass_jax.experience.episodes.played import Episodes
 from compass_jax.model.params import to_decode
-from compass_jax.records import EPISODE
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Purpose
-from compass_jax.serving.door import TrainingDoor
+from compass_jax.rollout.serving.door import TrainingDoor
 
 PARAMS = random_params()
 LOOSE = to_decode(PARAMS)

@@ -15,7 +15,7 @@ import pytest
 from played import ENGINE, LOOSE, ROLL, collected, done, episodes, post, tasks, turn
 from tiny import COMPUTE, EOS, MODEL, UNSET, make_prompt
 
-from compass_jax.records import GIVEN
+from compass_jax.base.records import GIVEN
 from compass_jax.rewards.faults import VerifierError
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
@@ -411,7 +411,7 @@ def leave_during(order, tokens):
 
 
 def test_a_client_that_leaves_ends_its_request(monkeypatch):
-    monkeypatch.setattr("compass_jax.serving.door.WATCH_S", 0.01)
+    monkeypatch.setattr("compass_jax.rollout.serving.door.WATCH_S", 0.01)
 
     def script(order, driver):
         leave_during(order, [2])

@@ -20,6 +20,7 @@ from played import collected, done, episodes, post, tasks
 from published_templates import FAMILIES, write_folder
 from served import MODEL, parameters
 
+from compass_jax.base.records import GIVEN
 from compass_jax.commands.catalogue import source_of
 from compass_jax.config import ComputeConfig, EpisodeSource, RolloutConfig
 from compass_jax.data.tokenizer import Tokenizer
@@ -27,11 +28,10 @@ from compass_jax.data.turns import turn_encoder
 from compass_jax.experience.episodes.play import environment_class, play
 from compass_jax.experience.episodes.sessions import Session
 from compass_jax.model.params import to_decode
-from compass_jax.records import GIVEN
+from compass_jax.rewards.tasks.environment import EnvironmentFault, Turn
 from compass_jax.rollout.ask import Left, Reply
 from compass_jax.rollout.engine import Engine
-from compass_jax.serving.door import TrainingDoor
-from compass_jax.tasks.environment import EnvironmentFault, Turn
+from compass_jax.rollout.serving.door import TrainingDoor
 from compass_jax.training.rl import run_rl
 
 QUESTION = [{"role": "user", "content": "How much is 7 - 5?"}]
@@ -337,7 +337,7 @@ def test_log_probs_are_those_of_the_sampled_tokens(folders):
 
 
 def test_a_client_that_leaves_ends_its_request(folders, monkeypatch):
-    monkeypatch.setattr("compass_jax.serving.door.WATCH_S", 0.01)
+    monkeypatch.setattr("compass_jax.rollout.serving.door.WATCH_S", 0.01)
     with scripted(tokenizer_of(folders), None, "It is 2.") as (script, ask):
         host, _, path = script.url.removeprefix("http://").partition("/")
         connection = http.client.HTTPConnection(host)

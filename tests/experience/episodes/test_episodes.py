@@ -19,10 +19,10 @@ from compass_jax.config.drafts import Drafts
 from compass_jax.config.rl_stage import RLStage
 from compass_jax.data.episodes import Command, episode_rows
 from compass_jax.data.files import DataError
+from compass_jax.devices.processes.start import environment, module_command
 from compass_jax.experience.episodes.drivers import Driver
 from compass_jax.experience.step_policies.partial import PartialRollouts
 from compass_jax.experience.step_policies.screening import Screening
-from compass_jax.processes.start import environment, module_command
 from compass_jax.rl.corrections.tis import Tis
 from compass_jax.runs.telemetry import Telemetry
 from compass_jax.training.episodes import check_episodes

@@ -11,10 +11,10 @@ from played import collected, done, episodes, tasks
 from served import MODEL, TOKENIZER, parameters, saved
 from transformers import AutoTokenizer
 
+from compass_jax.base.records import GIVEN
 from compass_jax.config import ComputeConfig, RolloutConfig
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.model.params import to_decode
-from compass_jax.records import GIVEN
 from compass_jax.rollout.engine import Engine
 
 ROLL = RolloutConfig(

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from played import tasks
 
+from compass_jax.base.records import GIVEN
 from compass_jax.experience.episodes.sessions import MOST_BRANCHES, Refused, Session
-from compass_jax.records import GIVEN
 
 END = frozenset({1})
 OUTSIDE = 99

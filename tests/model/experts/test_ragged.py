@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from compass_jax.config import MeshConfig, MoEConfig
+from compass_jax.devices.sharding import Placement, make_mesh
 from compass_jax.model.experts.build import Experts, grouped_matmul
 from compass_jax.model.experts.dispatch import counted_dispatch
 from compass_jax.model.experts.ragged import ragged_swiglu, window_rows, windowed_swiglu
 from compass_jax.model.moe import moe_layer
 from compass_jax.model.params import ParamSpec
 from compass_jax.model.quantize import dequantize, quantize
-from compass_jax.sharding import Placement, make_mesh
 
 E, N, D, F, K = 3, 20, 6, 7, 2
 # expert of each pair; E marks an expert on another device

@@ -1,0 +1,1 @@
+"""Applications over the core: `plan`, `curate` and `pipeline`. Only commands import them."""

@@ -1,1 +1,0 @@
-"""One file a chat format, each with a `FORMAT` (chat/base.py)."""

@@ -1,6 +1,0 @@
-"""Tasks: prompts, labels and the verifiers that score the answers."""
-
-from compass_jax.tasks.environment import Environment, Turn
-from compass_jax.tasks.task import Task
-
-__all__ = ["Environment", "Task", "Turn"]

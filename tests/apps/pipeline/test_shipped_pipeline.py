@@ -1,0 +1,72 @@
+"""The shipped pipeline, with few rows and steps: every stage of configs/compass_max_tiny_cpu.py
+runs, and the judge that it trained rewards its second phase.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from evolve import evolve
+
+from compass_jax.apps.pipeline.run import run_pipeline
+from compass_jax.apps.pipeline.work import work
+from compass_jax.commands.configured import load_config_as
+from compass_jax.config.pipeline import PipelineConfig
+from compass_jax.config.stages import Evaluate, Merge, Rl, Rows, Sft, TrainJudge
+
+CONFIG = str(Path(__file__).parents[3] / "configs" / "compass_max_tiny_cpu.py")
+FEW = {
+    "asked-chains": {"each": 2},
+    "asked-prices": {"each": 1},
+    "facts": {"reads": 20},
+    "chains": {"each": 40},
+    "orders": {"each": 8},
+    "base-chains": {"each": 40},
+    "base-orders": {"each": 8},
+    "pairs": {"each": 12, "copies": 2},
+}
+
+
+def smaller(stage):
+    """Returns the stage with few rows and steps. The judge only learns to answer with one of its
+    words.
+    """
+    if isinstance(stage, Rows):
+        arguments = tuple((dict(stage.arguments) | FEW[stage.name]).items())
+        return dataclasses.replace(stage, arguments=arguments)
+    if isinstance(stage, Sft):
+        return evolve(stage, run={"sft": {"steps": 3, "batch": 16}})
+    if isinstance(stage, TrainJudge):
+        sft = {"steps": 40, "batch": 16}
+        run = {"sft": sft, "rl": {"steps": 1, "prompts_per_step": 4, "group_size": 2}}
+        return evolve(stage, run=run | {"data": {"eval_prompts": 8}})
+    if isinstance(stage, Rl):
+        return evolve(stage, run={"rl": {"steps": 1, "prompts_per_step": 8, "group_size": 4}})
+    if isinstance(stage, Evaluate):
+        return evolve(stage, run={"evaluation": {"k": 1}})
+    return stage
+
+
+@pytest.mark.slow
+def test_every_stage_of_the_shipped_pipeline_runs(tmp_path):
+    shipped = load_config_as(CONFIG, PipelineConfig)
+    names = [stage.name for stage in shipped.stages]
+    assert names.index("rl-reasoning") < names.index("judge") < names.index("rl-domain")
+    config = PipelineConfig(tuple(map(smaller, shipped.stages)), str(tmp_path)).validate()
+
+    def in_this_process(record, stage):
+        return work(record.placed(stage), record.place(stage), record.output)
+
+    assert run_pipeline(config, do=in_this_process) == 0
+    (line,) = (tmp_path / "19-rl-domain" / "metrics.jsonl").read_text().splitlines()
+    metrics = json.loads(line)["metrics"]
+    assert metrics["reward/judge_refused/mean"] == 0  # no question is too long for the judge
+    assert metrics["reward/judge_unparsable/mean"] < 1
+    assert 0 <= metrics["reward/gold/mean"] <= 1
+    run = json.loads((tmp_path / "19-rl-domain" / "config.json").read_text())
+    assert run["rewards"]["judge"]["weights"] == str(tmp_path / "18-judge" / "rl")
+    table = json.loads((tmp_path / "results.json").read_text())["stages"]
+    assert {"merged", "rl-reasoning", "rl-domain"} <= table.keys()
+    assert (tmp_path / "21-export" / "hf" / "config.json").is_file()
+    assert any(isinstance(stage, Merge) for stage in config.stages)
