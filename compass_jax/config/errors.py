@@ -14,6 +14,7 @@ from types import ModuleType
 
 from compass_jax.base.aliases import Settings
 from compass_jax.base.errors import UserError
+from compass_jax.config.former import present_name
 
 
 class ConfigError(UserError):
@@ -95,5 +96,10 @@ def line_of(path: Path, key: str, owner: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's text, or its class if the text is empty."""
-    return (str(error).strip() or type(error).__name__).split("\n")[0][:300]
+    """Returns the first line of an error's text, or its class if the text is empty. Where a file
+    imports a former name of a module of this package, the present name follows.
+    """
+    line = (str(error).strip() or type(error).__name__).split("\n")[0][:300]
+    module = (error.name or "") if isinstance(error, ModuleNotFoundError) else ""
+    present = present_name(module)
+    return f"{line}; it is {present} now" if present != module else line

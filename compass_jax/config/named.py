@@ -21,14 +21,19 @@ from types import ModuleType
 
 from compass_jax.base.aliases import Json
 from compass_jax.config.errors import ConfigError, check, first_line, of_file
+from compass_jax.config.former import present_name
 
 _FORM = re.compile(r"(?:.+\.py|[^\W\d]\w*(?:\.[^\W\d]\w*)*):[^\W\d]\w*")
 
 
 def absolute(name: Json) -> Json:
-    """Returns `name` with an absolute path of its file; names of another form are unchanged."""
-    file, _, attribute = name.rpartition(":") if isinstance(name, str) else ("", "", "")
-    return f"{os.path.abspath(file)}:{attribute}" if file.endswith(".py") else name
+    """Returns `name` with an absolute path of its file, or with the present name of a module of
+    this package; names of another form are unchanged.
+    """
+    if not isinstance(name, str):
+        return name
+    file, _, attribute = name.rpartition(":")
+    return f"{os.path.abspath(file)}:{attribute}" if file.endswith(".py") else present_name(name)
 
 
 def check_name(name: str, key: str, example: str) -> None:
