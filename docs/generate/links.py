@@ -1,5 +1,6 @@
-"""Hooks of mkdocs: pictures of benchmarks/results/ are copied into the site, and other links out of
-docs/ lead to the project's repository, since the site has no such files.
+"""Hooks of mkdocs: the site gets the pictures of benchmarks/results/ and the pages on functions.
+Links to the source of these lead there, and other links out of docs/ to the project's repository,
+since the site has no such files.
 """
 
 from __future__ import annotations
@@ -9,18 +10,27 @@ import re
 from pathlib import Path
 from typing import Any
 
+from references import API, PACKAGE, api_pages
+
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "benchmarks" / "results"
 REPOSITORY = os.environ.get("COMPASS_DOCS_REPOSITORY", "")  # where a built site finds the files
+API_PLACES = {
+    f"{PACKAGE}/{module.replace('.', '/')}.py": f"api-{name}.md#{PACKAGE}{module.replace('.', '')}"
+    for name, (_, modules) in API.items()
+    for module in modules
+}
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\(([^)\s]+)\)")
 
 
 def on_files(files: Any, *, config: Any) -> Any:
-    """Returns the site's files with the pictures of benchmarks."""
+    """Returns the site's files with the pictures of benchmarks and the pages on functions."""
     from mkdocs.structure.files import File
 
     for picture in PICTURES.glob("*.png"):
         files.append(File.generated(config, f"img/{picture.name}", abs_src_path=str(picture)))
+    for name, text in api_pages().items():
+        files.append(File.generated(config, f"reference/{name}", content=text))
     return files
 
 
@@ -40,6 +50,9 @@ def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
             site = ROOT / "docs" / "img" / target.name
             return f"![{text}]({Path(os.path.relpath(site, folder)).as_posix()})"
         inside = target.relative_to(ROOT).as_posix()
+        if inside in API_PLACES:
+            reference = Path(os.path.relpath(ROOT / "docs" / "reference", folder)).as_posix()
+            return f"[{text}]({reference}/{API_PLACES[inside]})"
         if picture or not REPOSITORY:
             return f"{text or inside} (`{inside}`)"
         return f"[{text}]({REPOSITORY}/{inside})"

@@ -1,4 +1,6 @@
-"""The pages of docs/reference: settings, metrics and functions of a few modules, from the code."""
+"""The reference, from the code: settings and metrics, which docs/reference holds, and the functions
+of a few modules, which the site alone has (links.py).
+"""
 
 from __future__ import annotations
 
@@ -98,16 +100,19 @@ API = {
 
 
 def main() -> None:
-    """Writes every page."""
-    REFERENCE.mkdir(exist_ok=True)
+    """Writes the pages of docs/reference."""
     for name, text in pages().items():
         (REFERENCE / name).write_text(text)
 
 
 def pages() -> dict[str, str]:
-    """Returns the pages' texts by their names."""
-    api = {f"api-{name}.md": _api(name, *about) for name, about in API.items()}
-    return {"configuration.md": configuration(), "metrics.md": metrics(), **api}
+    """Returns the texts of docs/reference by their names."""
+    return {"configuration.md": configuration(), "metrics.md": metrics()}
+
+
+def api_pages() -> dict[str, str]:
+    """Returns the texts of the pages on functions by their names."""
+    return {f"api-{name}.md": _api(name, *about) for name, about in API.items()}
 
 
 def configuration() -> str:

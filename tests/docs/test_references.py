@@ -1,5 +1,5 @@
-"""docs/reference and docs/img equal the output of docs/generate, and every metric that a run logs
-has its sentence.
+"""docs/reference and docs/img equal the output of docs/generate, the site lists the pages on
+functions, and every metric that a run logs has its sentence.
 """
 
 import ast
@@ -26,6 +26,13 @@ def test_the_references_are_those_of_the_code():
     for name, text in references.pages().items():
         page = (references.REFERENCE / name).read_text()
         assert page == text, f"docs/reference/{name} is old: run python docs/generate/references.py"
+
+
+def test_the_site_lists_each_page_on_functions():
+    listed = re.findall(r"reference/(api-\S+)", (ROOT / "mkdocs.yml").read_text())
+    pages = references.api_pages()
+    assert list(pages) == listed
+    assert all(text.count("\n### ") > 5 for text in pages.values())
 
 
 def test_the_pictures_are_those_of_their_generator():
