@@ -203,15 +203,15 @@ def drafts() -> Picture:
 
 # From the top: a room imports from the rows below it alone (tests/test_house_rules.py).
 ROOMS = (
-    (("commands", "what a person calls, shipped configurations"),),
-    (("apps", "plan, curate, merge, pipeline"),),
+    (("commands", "the command line, shipped configurations"),),
+    (("apps", "plan, curate, pipeline"),),
     (("training", "learner, updates, hooks, the loop"),),
     (("experience", "samples in flight, step policies, evaluation"),),
     (("rollout", "engine, paged cache, server, samplers"), ("runs", "directory, trackers, report")),
     (("data", "prompts, rows, tokenizer"), ("weights", "Hugging Face, checkpoints, sync")),
     (("rewards", "verifiers, judges, tasks, workers"), ("model", "one function, families")),
     (("rl", "objectives, advantages"), ("devices", "meshes, processes, chips")),
-    (("config", "settings"),),
+    (("config", "settings, interfaces of the seams"),),
     (("base", "records, errors, forms of answers"),),
 )  # fmt: skip
 COLOURED = {"training": "train", "experience": "rollout", "rollout": "rollout", "model": "rollout"}
