@@ -40,7 +40,7 @@ PANELS = {
     "loss_spike": [("loss", "loss"), ("guard/loss_spike", "median distances (guard/loss_spike)")],
     "stagnant_reward": [
         ("reward/mean", "reward/mean"),
-        ("guard/reward_rise_bound", "largest rise over the window (guard/reward_rise_bound)"),
+        ("guard/reward_rise_bound", "largest rise (guard/reward_rise_bound)"),
     ],
 }
 LIMITS = {"guard/loss_spike": SPIKE, "guard/reward_rise_bound": STAGNANT}
