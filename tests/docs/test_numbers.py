@@ -9,6 +9,7 @@ from statistics import mean, median
 
 from benchmarks import parity, plans, unlabelled_report
 from benchmarks.tokens_report import interval, ratios
+from compass_jax.commands.configured import load_config
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -78,6 +79,19 @@ def test_a_pod():
     plan = document("plans/qwen3_30b_a3b_v5p_4x4x4.json")
     sizes = f"{plan['hbm_gib_per_chip']:.1f} GiB of {plan['hbm_limit_gib']:.1f}"
     assert f"on 64 TPU v5p chips [needs {sizes}]" in README and plan["devices"] == 64
+    page = (DOCS / "howto" / "pod.md").read_text()
+    assert f"[needs {sizes.replace(' GiB', '')} GiB]" in page
+    config = load_config(str(ROOT / "configs" / "qwen3_30b_a3b_v5p_4x4x4.py"))
+    rollout = config.rollout_mesh
+    for row in (
+        f"| `mesh` (training) | `fsdp` {config.mesh.fsdp}, `expert` {config.mesh.expert} |",
+        f"| `rollout_mesh` | `replica` {rollout.replica}, `expert` {rollout.expert},"
+        f" `tensor` {rollout.tensor} |",
+        f"| `rollout.slots` | {config.rollout.slots:,} |",
+        f"| `rl.micro_batch_tokens` | {config.rl.micro_batch_tokens:,} |",
+        f"| `compute` | {config.compute.dtype}, `remat` |",
+    ):
+        assert row in page
 
 
 def test_a_plan_is_drawn_with_a_program_that_the_compiler_refused(tmp_path):

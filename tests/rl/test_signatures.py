@@ -131,7 +131,7 @@ def test_the_rate_of_false_alarms_is_estimated_from_ten_sound_runs():
 def test_stored_runs_in_which_a_judge_was_exploited_are_seen_and_sound_ones_are_not(
     window, expected
 ):
-    """The first alarms in 24 steps are at the steps that docs/howto/failures.md gives."""
+    """The first alarms in 24 steps are at the steps that benchmarks/HISTORY.md gives."""
     file = Path(__file__).parents[2] / "benchmarks" / "results" / "inversion.jsonl"
     alarm_steps = {}
     for row in map(json.loads, file.read_text().splitlines()):
