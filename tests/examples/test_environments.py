@@ -39,12 +39,13 @@ def test_the_game_gives_hints_and_counts_tries():
     assert len({row["prompt"] for row in rows}) == 200
     row = {"prompt": "Guess.", "number": 4}
     verdict, requests = played(kind(), row, ["2", "7", "4"])
-    assert verdict == {"reward": pytest.approx(1 / 3), "metrics": {}}
+    assert verdict == {"reward": pytest.approx(1 / 3), "metrics": {}, "end": "environment"}
     assert "It is higher." in requests[1] and "It is lower." in requests[2]
     # every request begins with all that came before it
     assert all(b.startswith(a) for a, b in itertools.pairwise(requests))
     assert played(kind(), row, ["4"])[0]["reward"] == 1.0
-    assert played(kind(), row, ["x"] * 8)[0]["reward"] == 0.0
+    lost = played(kind(), row, ["x"] * 8)[0]
+    assert lost["reward"] == 0.0 and lost["end"] == "turns"
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,8 @@ def test_the_tools_of_a_server_change_the_state_of_one_episode(server):
         ([call("burn", account="a"), "done"], 0.0),
     ):
         verdict, requests = played(kind(server), row, answers)
-        assert verdict == {"reward": reward, "metrics": {"booked": reward}}, answers
+        expected = {"reward": reward, "metrics": {"booked": reward}, "end": "environment"}
+        assert verdict == expected, answers
         # the server's answer to the last call is in the last request
         balance = answers.count(book) if answers[-2:-1] == [book] else None
         assert balance is None or f'"balance": {balance}' in requests[-1]

@@ -2,7 +2,7 @@
 
     trainer to driver   a line of setup, then {"play": ...} and {"cancel": session}
     driver to trainer   {"ready": true} or {"refused": reason}, then for each episode
-                        {"done": {"session", "reward", "metrics", "agent"}} or
+                        {"done": {"session", "reward", "metrics", "agent", "end"}} or
                         {"failed": {"session", "detail"}}
 
 A driver is trusted code of the user's: it may use the network and keep state. It can still fail:

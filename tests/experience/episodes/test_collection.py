@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 import pytest
-from played import ENGINE, LOOSE, ROLL, collected, done, episodes, post, tasks, turn
+from played import ENGINE, LOOSE, ROLL, Threads, collected, done, episodes, post, tasks, turn
 from tiny import COMPUTE, EOS, MODEL, UNSET, make_prompt
 
 from compass_jax.records import GIVEN
@@ -92,9 +92,10 @@ def test_a_second_turn_continues_the_tokens_with_their_routes():
         # of the model's last turn no token is an input yet
         set_rows = np.all(routes[one.row] != UNSET, axis=(1, 2))
         np.testing.assert_array_equal(set_rows, np.arange(len(set_rows)) < len(one.tokens) - 1)
-        parts = verdicts[key].components
-        assert (parts["turns"], parts["branches"], parts["dropped_tokens"]) == (2, 1, 0)
-        assert parts["n0"] == one.tokens[start + 3]
+        record = verdicts[key].episode
+        assert (record["turns"], record["branches"], record["dropped_tokens"]) == (2, 1, 0)
+        assert [end for end, *_ in record["replies"]] == [start, len(one.tokens)]
+        assert verdicts[key].components["n0"] == one.tokens[start + 3]
     # samples of one prompt draw different numbers, and a repeated episode the same ones
     with episodes(two_turns) as played:
         _, again = collected(played, tasks(2), samples=2)
@@ -133,14 +134,15 @@ def test_a_history_that_was_written_anew_is_a_branch_and_the_longest_one_is_trai
         verdicts = played.verdicts
         for key, one in rollouts.items():
             parts = verdicts[key].components
-            assert parts["branches"] == 3
+            assert verdicts[key].episode["branches"] == 3
             longest = max(parts["short"], parts["other"])
             assert one.sampled_length == longest
             own = parts["other"] > parts["short"]
             assert one.tokens[:7].tolist() == (OPENING[::-1] if own else OPENING).tolist()
             # only the first branch has routes
             assert (one.row == key.index) == (not own)
-            total = verdicts[key].components["dropped_tokens"] + one.sampled_length
+            total = verdicts[key].episode["dropped_tokens"] + one.sampled_length
+            assert verdicts[key].episode["branch"] == own
             assert total >= parts["short"] + parts["other"] + 1
         # branches share no noise
         assert not all(verdicts[key].components["same"] for key in rollouts)
@@ -165,10 +167,10 @@ def test_the_branch_of_the_agent_that_the_verdict_names_is_trained():
     with episodes(script) as played:
         _, rollouts = collected(played, tasks(1), samples=2)
         for key, one in rollouts.items():
-            parts = played.verdicts[key].components
-            assert parts["branches"] == 2
+            parts, record = played.verdicts[key].components, played.verdicts[key].episode
+            assert record["branches"] == 2
             assert one.sampled_length == parts["own"]
-            assert parts["dropped_tokens"] == parts["long"]
+            assert record["dropped_tokens"] == parts["long"]
 
 
 def test_a_verdict_on_an_agent_that_sampled_nothing_is_an_error():
@@ -324,6 +326,57 @@ def test_an_environment_has_its_time_and_the_models_does_not_count():
     assert late["status"] == 404
 
 
+def test_an_environment_is_charged_for_its_own_time_alone(monkeypatch):
+    """Neither for the start of its driver, nor while the trainer's thread is busy."""
+    drivers = []
+
+    def script(order, driver):
+        if not driver.ready:
+            time.sleep(2)
+            driver.say(ready=True)
+        for _ in range(3):
+            turn(order, OPENING, max_tokens=2)
+        return done(order)
+
+    def start(self, *arguments):
+        init(self, *arguments)
+        self.ready = False
+
+    init = Threads.__init__
+    monkeypatch.setattr(Threads, "__init__", start)
+    with episodes(script, drivers, timeout_s=1.0) as played:
+        collected(played, tasks(1), enough=lambda: time.sleep(0.4))
+        (verdict,) = played.verdicts.values()
+    assert verdict.known
+    assert verdict.episode["environment_s"] < 0.5 < verdict.episode["model_s"]
+
+
+def test_a_driver_that_never_starts_is_a_timeout_of_its_episodes(monkeypatch):
+    monkeypatch.setattr("compass_jax.experience.episodes.collection.START_S", 0.2)
+
+    def script(order, driver):
+        driver.ready = False
+
+    with episodes(script) as played:
+        collected(played, tasks(1))
+        (verdict,) = played.verdicts.values()
+    assert (verdict.known, verdict.outcome) == (False, "timeout")
+    assert "its driver was not ready after 0.2 s" in verdict.detail
+
+
+def test_why_an_episode_ended_is_what_its_driver_says():
+    def script(order, driver):
+        turn(order, OPENING, max_tokens=2)
+        message = done(order)
+        message["done"]["end"] = [None, 7, "", "x" * 300][order.row["n"]]
+        return message
+
+    with episodes(script) as played:
+        collected(played, tasks(4))
+        ends = {key.prompt - 1000: x.episode.get("end") for key, x in played.verdicts.items()}
+    assert ends == {0: None, 1: None, 2: None, 3: "x" * 200}
+
+
 def test_a_driver_that_dies_loses_its_episodes_and_another_one_is_started():
     drivers = []
 
@@ -427,7 +480,7 @@ def test_a_client_that_leaves_ends_its_request(monkeypatch):
         (verdict,) = played.verdicts.values()
     # Its branch is begun again in its place, and nothing that it sampled is counted.
     assert verdict.known
-    assert (verdict.components["branches"], verdict.components["dropped_tokens"]) == (1, 0)
+    assert (verdict.episode["branches"], verdict.episode["dropped_tokens"]) == (1, 0)
 
 
 def test_verdicts_that_no_buffer_has_are_in_the_state():

@@ -422,8 +422,8 @@ def test_an_episode_by_chats_is_that_by_token_ids_bit_for_bit(folders):
     job, rollouts, verdicts = played_by(by_chats(texts), tokenizer)
     other_job, others, other_verdicts = played_by(by_ids(tokenizer), tokenizer)
     assert verdicts == other_verdicts
-    assert {x.components["branches"] for x in verdicts.values()} == {1}
-    assert max(x.components["turns"] for x in verdicts.values()) == 3
+    assert {x.episode["branches"] for x in verdicts.values()} == {1}
+    assert max(x.episode["turns"] for x in verdicts.values()) == 3
     for key, rollout in rollouts.items():
         for name in ("tokens", "logp", "entropy", "versions"):
             np.testing.assert_array_equal(getattr(rollout, name), getattr(others[key], name))
@@ -449,8 +449,8 @@ def test_a_run_on_a_harness_trains_as_that_on_its_environment(tmp_path):
     (expected, expected_groups), (measured, groups) = rows.values()
     assert len(expected) == len(measured) == 2
     for row, other in zip(expected, measured, strict=True):
-        assert row.keys() == other.keys() and row["reward/turns/mean"] > 1
-        assert other["reward/branches/mean"] == 1 and other["mismatch/kl_k3"] < 1e-10
+        assert row.keys() == other.keys() and row["episode/turns"] > 1
+        assert other["episode/branches"] == 1 and other["mismatch/kl_k3"] < 1e-10
         for name in row:
             np.testing.assert_allclose(other[name], row[name], rtol=1e-5, atol=1e-7, err_msg=name)
     texts = [
@@ -476,7 +476,7 @@ class Failing(Asking):
 def test_an_environment_that_plays_gets_the_address_and_returns_its_turn():
     order = SimpleNamespace(row={"n": 1}, seed=2, base_url="http://x/v1")
     verdict = asyncio.run(play(Asking(), order, None, None))
-    assert verdict == {"reward": 3.0, "metrics": {"length": 11.0}}
+    assert verdict == {"reward": 3.0, "metrics": {"length": 11.0}, "end": "environment"}
     with pytest.raises(EnvironmentFault, match="gave a float: make it a Turn"):
         asyncio.run(play(Failing(), order, None, None))
     for name in ("Asking", "Failing"):

@@ -41,8 +41,9 @@ def test_the_sampled_turns_are_trained_on_with_the_routes_of_the_rollout(whole):
     folder, result = whole
     assert result["steps"] == 3 and not math.isnan(result["evaluation"].avg_at_k)
     for row in numbers(folder):
-        assert row["reward/unknown_frac"] == 0 and 1 <= row["reward/turns/mean"] <= 3
-        assert (row["reward/branches/mean"], row["reward/dropped_tokens/mean"]) == (1, 0)
+        assert row["reward/unknown_frac"] == 0 and 1 <= row["episode/turns"] <= 3
+        assert (row["episode/branches"], row["episode/dropped_tokens"]) == (1, 0)
+        assert 0 <= row["truncated_frac"] <= row["episode/truncated_frac"] <= 1
         # R3 in float32: training finds the routes of the rollout, and so its log-probs
         assert row["mismatch/kl_k3"] < 1e-10 and row["replay/flip_frac"] == 0
         shares = [value for name, value in row.items() if name.startswith("waste/frac_")]
