@@ -31,7 +31,7 @@ from compass_jax.memory import check_drafts, check_held_groups
 from compass_jax.model.params import training_layout
 from compass_jax.model.transformer import Transformer
 from compass_jax.records import Prompt
-from compass_jax.rewards.joined import AnyScorer, EpisodeScorer, check_rows
+from compass_jax.rewards.joined import AnyScorer, check_rows, with_episodes
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.draft_engine import engine_for
 from compass_jax.rollout.engine_api import RolloutEngine
@@ -169,9 +169,9 @@ class Building:
         return self.made
 
     def _scorer(self) -> AnyScorer:
-        if self.episodes is None or isinstance(self.scorer, EpisodeScorer):
+        if self.episodes is None:
             return self.scorer
-        return EpisodeScorer(self.scorer, self.episodes.verdicts)
+        return with_episodes(self.scorer, self.episodes.verdicts)
 
     def _states(self, prompts: Sequence[Prompt]) -> Float[np.ndarray, "n h"]:
         learner = self.made.learner

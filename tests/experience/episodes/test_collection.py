@@ -494,7 +494,7 @@ def test_verdicts_that_no_buffer_has_are_in_the_state():
 
 
 def test_plain_collections_play_no_episode():
-    with pytest.raises(Exception, match="only a training run plays episodes"):
+    with pytest.raises(Exception, match="compass train, eval and try alone play"):
         list(Collection(ENGINE, LOOSE, tasks(1), 1, Purpose.EVAL, 0))
 
 

@@ -14,6 +14,7 @@ import pytest
 from episode_run import ENVIRONMENTS, episode_run
 from logged import lines, numbers
 
+from compass_jax.commands.cli import main
 from compass_jax.config import ConfigError, DataConfig, EpisodeSource, ZeroVarianceConfig
 from compass_jax.config.drafts import Drafts
 from compass_jax.config.rl_stage import RLStage
@@ -308,3 +309,11 @@ def test_a_killed_trainer_takes_its_driver_with_it(tmp_path):
             return
         time.sleep(0.05)
     pytest.fail("the driver outlived its trainer")
+
+
+def test_compass_eval_plays_the_held_out_rows_of_a_run(whole):
+    folder, _ = whole
+    assert main(["eval", "--checkpoint", str(folder), "--out", str(folder / "again")]) == 0
+    names = "evaluation/summary.json", "again/summary.json"
+    run, again = (json.loads((folder / name).read_text())["sets"]["heldout"] for name in names)
+    assert again == run and again["prompts"] == 2
