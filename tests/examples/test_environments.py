@@ -98,5 +98,5 @@ def test_a_server_that_is_gone_is_an_answer_of_the_tool_and_an_error_of_the_verd
 
 def test_an_opening_that_leaves_no_room_is_refused_with_its_length():
     kind = runpy.run_path(str(FOLDER / "guess.py"))["Guess"]
-    with pytest.raises(Exception, match="the opening messages have"):
+    with pytest.raises(Exception, match=r"at most 40 \(rollout.prompt_buckets"):
         played(kind(), {"prompt": "Guess. " * 50, "number": 4}, [], tokens=40)

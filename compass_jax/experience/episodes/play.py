@@ -129,6 +129,7 @@ async def play(
     if not number:
         raise EnvironmentFault(
             f"the opening messages have {len(tokens)} tokens, and an episode at most {order.tokens}"
+            " (rollout.prompt_buckets[-1] + rollout.max_new_tokens)"
         )
     return _verdict(turn, end)
 

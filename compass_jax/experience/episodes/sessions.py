@@ -112,7 +112,8 @@ class Session:
         if len(tokens) >= self.most_tokens:
             raise Refused(
                 f"{len(tokens)} tokens leave no room for a reply: an episode has at most"
-                f" {self.most_tokens} (rollout.prompt_buckets[-1] + rollout.max_new_tokens)"
+                f" {self.most_tokens}; end it, or raise rollout.max_new_tokens (the limit is"
+                " rollout.prompt_buckets[-1] + rollout.max_new_tokens)"
             )
         if self.turns >= self.most_turns * MOST_BRANCHES:
             raise Refused(f"the episode has had {self.turns} replies, more than its turns allow")
@@ -156,7 +157,7 @@ class Session:
         if len(tokens) > self.most_prompt:
             raise Refused(
                 f"{len(tokens)} tokens continue no earlier request, and a new one has at most"
-                f" {self.most_prompt} (rollout.prompt_buckets[-1])"
+                f" {self.most_prompt}; shorten it, or raise rollout.prompt_buckets[-1]"
             )
         # A branch whose first request was cancelled is begun again.
         unanswered = [x.number for x in idle if not x.sampled]

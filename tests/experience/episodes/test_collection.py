@@ -209,9 +209,21 @@ def test_several_requests_of_an_episode_and_plain_samples_decode_together():
 WRONG = {
     "empty": ({"token_ids": []}, "the prompt is empty"),
     "unknown ids": ({"token_ids": [MODEL.vocab_size]}, "token ids must be from 0"),
-    "too long to begin": ({"token_ids": [2] * 17}, "17 tokens continue no earlier request"),
-    "no room": ({"token_ids": [2] * 40}, "40 tokens leave no room for a reply"),
-    "more than all": ({"token_ids": [2] * 41}, "the prompt has 41 tokens"),
+    "too long to begin": (
+        {"token_ids": [2] * 17},
+        "17 tokens continue no earlier request, and a new one has at most 16; shorten it, or raise"
+        " rollout.prompt_buckets[-1]",
+    ),
+    "no room": (
+        {"token_ids": [2] * 40},
+        "40 tokens leave no room for a reply: an episode has at most 40; end it, or raise"
+        " rollout.max_new_tokens",
+    ),
+    "more than all": (
+        {"token_ids": [2] * 41},
+        "the prompt has 41 tokens, this server takes 40: shorten it, or raise"
+        " rollout.prompt_buckets[-1] + rollout.max_new_tokens",
+    ),
     "another temperature": (
         {"token_ids": [2], "sampling_params": {"temperature": 0.5}},
         "temperature = 0.5: the run samples with 1",

@@ -327,6 +327,16 @@ def test_what_the_template_does_not_show_is_refused_with_its_reason(folders):
         assert len(script.events) == 1
 
 
+def test_messages_that_are_too_long_are_refused_with_the_limit_and_its_setting(folders):
+    limit = "this server takes 4000: shorten it, or raise rollout.prompt_buckets"
+    with scripted(tokenizer_of(folders)) as (script, ask):
+        with pytest.raises(openai.BadRequestError, match=limit):
+            ask([{"role": "user", "content": "7 - 5 " * 2000}])
+        with pytest.raises(openai.BadRequestError, match=r"that this server takes \(rollout\."):
+            ask([{"role": "user", "content": "7 - 5 " * 100_000}])
+        assert not script.events
+
+
 def test_log_probs_are_those_of_the_sampled_tokens(folders):
     with scripted(tokenizer_of(folders), "It is 2.") as (script, ask):
         choice = ask(QUESTION, logprobs=True)
