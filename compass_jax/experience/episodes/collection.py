@@ -21,6 +21,7 @@ from compass_jax.rollout.ask import Ask, Left, Reply
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.request import Request
 
+MOST_PLAYS = 3  # of an episode whose driver ends each time
 MOST_END = 200  # characters of the reason why an episode ended
 START_S = 600.0  # time that a driver has to start
 POLL_S = 0.05  # between looks for a stop and for timeouts while only environments work
@@ -33,6 +34,7 @@ class _Playing:
 
     session: Session
     limit_s: float
+    plays: int = 1  # times that it was begun
     spent_s: float = 0.0  # of the environment's time
     began: float = field(default_factory=time.monotonic)
     since: float = field(default_factory=time.monotonic)  # the environment's last turn began
@@ -61,8 +63,9 @@ class EpisodeCollection(Collection):
     """A Collection that plays the episodes among its samples; those yield when their drivers have
     ended them, with their verdicts in `episodes.verdicts`.
 
-    A sample whose driver fails, ends or takes longer than its source's `timeout_s` has no reward,
-    and a reason. All episodes end with the iteration.
+    A sample whose driver fails or takes longer than its source's `timeout_s` has no reward, and a
+    reason. The episodes of a driver that ends are played anew, with the same draws. All episodes
+    end with the iteration.
     """
 
     episodes: Episodes = None  # type: ignore[assignment]  # a field after those with defaults
@@ -102,8 +105,11 @@ class EpisodeCollection(Collection):
                 config.prompt_buckets[-1],
                 source.turns,
             )
-            token = self.episodes.play(session, f"{self.purpose}", self._sampling())
-            self._playing[token] = _Playing(session, source.timeout_s)
+            self._play(session, source.timeout_s)
+
+    def _play(self, session: Session, limit_s: float, plays: int = 1) -> None:
+        token = self.episodes.play(session, f"{self.purpose}", self._sampling())
+        self._playing[token] = _Playing(session, limit_s, plays)
 
     def _sampling(self) -> JsonObject:
         """Returns the parameters that a request of this collection has."""
@@ -157,7 +163,7 @@ class EpisodeCollection(Collection):
             source = self.episodes.buried(event)
             for token, playing in list(self._playing.items()):
                 if playing.session.task.source == source:
-                    self._end(token, Score(0.0, False, "error", event.reason))
+                    self._play_anew(token, event.reason)
         else:
             self._hear(at, event)
 
@@ -241,13 +247,8 @@ class EpisodeCollection(Collection):
         """Ends an episode with its verdict, which is that of `agent` where one is named and came at
         the time `at` (None: now).
         """
-        playing = self._playing.pop(token)
+        playing = self._close(token, cancel)
         session = playing.session
-        for request in session.live:
-            self.batcher.cancel(request)
-            self._turns[request].ask.answer(Refused("the episode has ended"))
-        self.episodes.end(token, session.task, cancel)
-        self.batcher.forget({(x.prompt.key, session.column(x)) for x in session.branches})
         rollout = session.sample(frozenset(self.engine.end_ids), agent)
         if score.known and not rollout.sampled_length:
             score = Score(0.0, False, "error", "the episode ended without a sampled token")
@@ -255,6 +256,27 @@ class EpisodeCollection(Collection):
         record = {**playing.record(agent, now), **score.episode}
         self.episodes.verdicts[session.key] = dataclasses.replace(score, episode=record)
         self._ended.append(rollout)
+
+    def _close(self, token: str, cancel: bool) -> _Playing:
+        """Closes an episode's session, and returns it."""
+        playing = self._playing.pop(token)
+        session = playing.session
+        for request in session.live:
+            self.batcher.cancel(request)
+            self._turns[request].ask.answer(Refused("the episode has ended"))
+        self.episodes.end(token, session.task, cancel)
+        self.batcher.forget({(x.prompt.key, session.column(x)) for x in session.branches})
+        return playing
+
+    def _play_anew(self, token: str, reason: str) -> None:
+        """Begins an episode again whose driver has ended; it is an error after MOST_PLAYS times."""
+        plays = self._playing[token].plays
+        if plays >= MOST_PLAYS:
+            why = f"{reason}. The driver ended {plays} times while this episode was played"
+            return self._end(token, Score(0.0, False, "error", why))
+        playing = self._close(token, cancel=False)
+        session = dataclasses.replace(playing.session, branches=[], turns=0)
+        self._play(session, playing.limit_s, plays + 1)
 
     def _leave(self) -> None:
         """Ends all episodes that are still played; their samples are sampled anew."""

@@ -6,8 +6,8 @@
                         {"failed": {"session", "detail"}}
 
 A driver is trusted code of the user's: it may use the network and keep state. It can still fail:
-it hangs, dies, floods or writes what is no message. All of that ends the process, and with it the
-episodes that it plays.
+it hangs, dies, floods or writes what is no message. All of that ends the process; another one plays
+its episodes anew.
 """
 
 from __future__ import annotations

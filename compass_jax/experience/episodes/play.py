@@ -137,6 +137,10 @@ async def play(
 def _turn(result: object) -> Turn:
     if not isinstance(result, Turn):
         raise EnvironmentFault(f"step or play gave a {type(result).__name__}: make it a Turn")
+    if not isinstance(result.messages, Sequence):
+        raise EnvironmentFault(
+            f"Turn.messages is {result.messages!r:.80}: a reward is given as Turn(reward=...)"
+        )
     return result
 
 

@@ -5,6 +5,7 @@ the verdicts on episodes that have ended.
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import secrets
 import threading
@@ -25,7 +26,9 @@ from compass_jax.rewards.faults import VerifierError
 from compass_jax.rollout.ask import Ask, Left
 from compass_jax.tasks.rows import decode_row
 
-MOST_DEATHS = 3  # of a driver, one after another without an episode that it played
+logger = logging.getLogger(__name__)
+
+MOST_DEATHS = 4  # of a driver, one after another without an episode that it played
 LOGS = "drivers"  # folder of a run
 
 Event = Ask | Left | Said | Ended
@@ -142,6 +145,7 @@ class Episodes:
         if source >= 0:
             del self._drivers[source]
             self._deaths[source] += 1
+            logger.warning("%s: %s; it is started again", self._sources[source].env, event.reason)
             if self._deaths[source] >= MOST_DEATHS:
                 raise VerifierError(
                     f"{self._sources[source].env}: {event.reason}. It ended {MOST_DEATHS} times"

@@ -389,33 +389,74 @@ def test_why_an_episode_ended_is_what_its_driver_says():
     assert ends == {0: None, 1: None, 2: None, 3: "x" * 200}
 
 
-def test_a_driver_that_dies_loses_its_episodes_and_another_one_is_started():
-    drivers = []
+DEATH = "the driver failed: its process ended with status 7"
+
+
+def test_the_episodes_of_a_driver_that_dies_are_played_anew_with_the_same_draws():
+    """One has ended, one waits for its environment, and one for a turn."""
+    drivers, died = [], threading.Event()
+
+    def script(order, driver):
+        choice = turn(order, OPENING, max_tokens=3)
+        if len(drivers) == 1 and order.row["n"]:
+            if order.row["n"] == 1:
+                time.sleep(0.3)
+                driver.die(DEATH)
+                died.set()
+                return None
+            died.wait(30)
+        tokens = [*OPENING, *choice["token_ids"], *REPLY]
+        status, _ = post(
+            order.url, {"token_ids": list(map(int, tokens)), "sampling_params": {"max_tokens": 4}}
+        )
+        return done(order) if status == 200 else None
+
+    def results(script):
+        with episodes(script, drivers) as played:
+            job, rollouts = collected(played, tasks(3), samples=2)
+            assert all(x.known for x in played.verdicts.values())
+            assert len(job.batcher.slots.free()) == ROLL.slots
+        return rollouts, np.asarray(job.routes)
+
+    rollouts, routes = results(script)
+    assert len(drivers) == 2
+    undisturbed, expected = results(script)  # its driver is the third
+    for key, one in rollouts.items():
+        for name in ("tokens", "logp", "entropy", "versions"):
+            measured = getattr(undisturbed[key], name)
+            np.testing.assert_array_equal(getattr(one, name), measured, err_msg=name)
+    np.testing.assert_array_equal(routes, expected)
+
+
+def test_an_episode_that_always_ends_its_driver_is_an_error_with_its_reason():
+    ended = []
 
     def script(order, driver):
         turn(order, OPENING, max_tokens=2)
-        if len(drivers) == 1:
-            return driver.die("the driver failed: its process ended with status 7")
+        if order.row["n"]:
+            while not ended:  # another episode ends before
+                time.sleep(0.01)
+            return driver.die(DEATH)
+        ended.append(1)
         return done(order)
 
-    with episodes(script, drivers) as played:
-        collected(played, tasks(1))
-        (first,) = played.verdicts.values()
-        assert (first.known, first.outcome) == (False, "error") and "status 7" in first.detail
-        played.verdicts.clear()
-        collected(played, tasks(1))
-        (second,) = played.verdicts.values()
-    assert second.known and len(drivers) == 2
+    with episodes(script) as played:
+        _, rollouts = collected(played, tasks(2))
+        verdicts = {key.prompt - 1000: x for key, x in played.verdicts.items()}
+    assert verdicts[0].known and len(rollouts) == 2
+    assert (verdicts[1].known, verdicts[1].outcome) == (False, "error")
+    assert f"{DEATH}. The driver ended 3 times while" in verdicts[1].detail
 
 
 def test_a_driver_that_always_dies_ends_the_run():
     def script(order, driver):
-        driver.die("the driver failed: its process ended with status 7")
+        driver.die(DEATH)
 
     with episodes(script) as played:
-        for _ in range(2):
-            collected(played, tasks(1))
-        with pytest.raises(VerifierError, match="ended 3 times without an episode"):
+        collected(played, tasks(1))
+        (verdict,) = played.verdicts.values()
+        assert not verdict.known and DEATH in verdict.detail
+        with pytest.raises(VerifierError, match="ended 4 times without an episode"):
             collected(played, tasks(1))
 
 

@@ -479,8 +479,10 @@ class Asking:
 
 
 class Failing(Asking):
+    result = 1.0
+
     def play(self, row):
-        return 1.0
+        return self.result
 
 
 def test_an_environment_that_plays_gets_the_address_and_returns_its_turn():
@@ -488,6 +490,9 @@ def test_an_environment_that_plays_gets_the_address_and_returns_its_turn():
     verdict = asyncio.run(play(Asking(), order, None, None))
     assert verdict == {"reward": 3.0, "metrics": {"length": 11.0}, "end": "environment"}
     with pytest.raises(EnvironmentFault, match="gave a float: make it a Turn"):
+        asyncio.run(play(Failing(), order, None, None))
+    Failing.result = Turn(0.5)  # the first field is the messages
+    with pytest.raises(EnvironmentFault, match=r"messages is 0.5: a reward is given as Turn\(rew"):
         asyncio.run(play(Failing(), order, None, None))
     for name in ("Asking", "Failing"):
         assert environment_class(f"{__file__}:{name}").__name__ == name
