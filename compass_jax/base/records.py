@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from compass_jax.base.aliases import Tree
+from compass_jax.base.aliases import JsonObject, Tree
 
 if TYPE_CHECKING:  # at run time jaxtyping's Array imports jax, which data preparation does without
     from collections.abc import Sequence
@@ -175,6 +175,8 @@ class Score:
     says: str = ""  # messages of an environment that continues, as a JSON list; else empty
     # share of `rewards.conversation_s` that such an environment took for this answer; else 0
     spent: float = 0.0
+    # how an episode went, with its seconds (experience/episodes/record.py); else empty
+    episode: JsonObject = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)

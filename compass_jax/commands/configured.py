@@ -280,6 +280,11 @@ SETTINGS_INSTEAD = {
 
 def refuse_without_model(options: Json) -> None:
     """Raises ConfigError for an option that a CONFIG would leave without effect."""
+    if isinstance(options, Eval) and options.env:
+        raise ConfigError(
+            f"CONFIG {options.config} and --env {options.env[0]}: CONFIG says what is evaluated;"
+            " leave it out, or set data.eval_sources there"
+        )
     for name, instead in SETTINGS_INSTEAD.items():
         default = getattr(type(options), name, None)
         if getattr(options, name, default) != default:
@@ -323,8 +328,8 @@ def run_configured(
     named_options, file = read_arguments(arguments), options.config
     options, settings = _spelled_out(options, named_options)
     model = getattr(options, "model", "")
-    of_run = isinstance(options, Eval) and bool(options.checkpoint) and not wants_help
-    if not (options.config or model or of_run):
+    of_run = isinstance(options, Eval) and bool(options.checkpoint or options.env)
+    if not (options.config or model or (of_run and not wants_help)):
         print(help_text(name))
         if first := first_settings(name):
             print(f"\n{first}")
@@ -365,6 +370,13 @@ def _config_of(name: str, options: Json, settings: JsonMapping) -> RunConfig:
     """Returns the configuration that a command's options name, with `settings`."""
     if getattr(options, "model", ""):
         return config_from_options(options, settings, name)
+    if isinstance(options, Eval) and options.env and not options.config:
+        from compass_jax.training.from_files import environment_config
+
+        folder = options.checkpoint
+        check(bool(folder), REQUIRED["checkpoint"].format(name))
+        check(os.path.isdir(folder), f"--checkpoint {folder[:200]}: there is no such folder")
+        return environment_config(options.checkpoint, options.env, settings)
     if not options.config:
         return apply(config_of_run(options.checkpoint), settings)
     refuse_without_model(options)

@@ -68,4 +68,5 @@ def lines(rollout: Rollout, verdict: Score, tokenizer: Tokenizer) -> Iterator[st
         yield f"── reward {verdict.reward:g}"
     else:
         yield f"── no reward ({verdict.outcome}): {verdict.detail}"
-    yield from (f"{name}: {value:g}" for name, value in verdict.components.items())
+    record = {name: x for name, x in verdict.episode.items() if name != "replies"}
+    yield from (f"{name}: {value}" for name, value in {**verdict.components, **record}.items())

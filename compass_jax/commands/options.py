@@ -158,6 +158,10 @@ class Data(Configured, FromPrompts):
 class Eval(OfCheckpoint):
     """Options of `compass eval`."""
 
+    env: Annotated[tuple[str, ...], arg(metavar="NAME [NAME ...]")] = ()
+    """Environment whose rows are evaluated, with --checkpoint, instead of CONFIG: the class
+    my_env.py:Game. --checkpoint may be a Hugging Face folder then.
+    """
     json: bool = False
     """Print summary.json alone on stdout; with --dry-run, the configuration."""
     strict: bool = False

@@ -94,8 +94,10 @@ def data(options: commands.Data, config: RunConfig) -> None:
 def evaluate(options: commands.Eval, config: RunConfig) -> int:
     """Evaluates a checkpoint, or each checkpoint of a run in training."""
     from compass_jax.experience.evaluate import Evaluator, run_eval
+    from compass_jax.training.episodes import episode_opener
 
-    evaluator = Evaluator(config.policy, config.scored)
+    opener = episode_opener(config.data, config.rollout, config.model.vocab_size, config.seed)
+    evaluator = Evaluator(config.policy, config.scored, opener)
     if options.follow:
         from compass_jax.commands.follow import follow
 

@@ -57,6 +57,7 @@ class SetResult(Accuracy):
     kinds: dict[str, float]  # share of groups of each kind
     overlap: int  # prompts that are also in the training data
     by: dict[str, Accuracy] = field(default_factory=dict)  # "domain/algebra", or a source's label
+    lost: dict[str, int] = field(default_factory=dict)  # the unknown scores by outcome
 
     def metrics(self, name: str) -> dict[str, float]:
         """Returns the metrics of a set with this name."""
@@ -217,6 +218,7 @@ def set_result(
         kinds=group_shares(scores, rewards),
         overlap=sum(overlap in names for names in labels),
         by=by,
+        lost=dict(Counter(x.outcome for group in groups for x in group.scores if not x.known)),
     )
 
 

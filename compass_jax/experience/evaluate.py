@@ -9,6 +9,7 @@ import itertools
 import json
 import math
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -36,6 +37,8 @@ from compass_jax.data.turns import turn_encoder
 from compass_jax.devices.distributed import is_main_process
 from compass_jax.devices.sharding import placements
 from compass_jax.experience.accuracy import Evaluation, SetResult, set_result, tally
+from compass_jax.experience.episodes.collection import EpisodeCollection
+from compass_jax.experience.episodes.played import Episodes
 from compass_jax.experience.evaluated import (
     answer_rows,
     summary_of,
@@ -49,7 +52,7 @@ from compass_jax.experience.turns import Turns
 from compass_jax.model.params import abstract_params, shardings_like
 from compass_jax.rewards.checks import votes as votes_of
 from compass_jax.rewards.detect import notice
-from compass_jax.rewards.joined import AnyScorer, check_rows
+from compass_jax.rewards.joined import AnyScorer, check_rows, with_episodes
 from compass_jax.rewards.tasks.task import talks
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
@@ -313,13 +316,25 @@ def decoding_weights(policy: PolicyConfig, seed: int, weights: str, engine: Engi
     )[0]
 
 
+OpenEpisodes = Callable[[str], contextlib.AbstractContextManager[Episodes | None]]
+
+
 class Evaluator:
     """Evaluates several weights with the same engine, programs and prompts.
+
+    open_episodes: opens the episodes of the data's environments, with their logs in a folder; the
+    default plays none.
 
     Raises ConfigError if there are no evaluation prompts.
     """
 
-    def __init__(self, policy: PolicyConfig, scored: ScoredConfig) -> None:
+    def __init__(
+        self,
+        policy: PolicyConfig,
+        scored: ScoredConfig,
+        open_episodes: OpenEpisodes = lambda folder: contextlib.nullcontext(),
+    ) -> None:
+        self._open_episodes = open_episodes
         if not scored.data.evaluated:
             raise ConfigError(NOTHING_TO_EVALUATE)
         self.policy, self.scored = policy, scored
@@ -345,11 +360,19 @@ class Evaluator:
         def keep(name: str, groups: list[Group]) -> None:
             rows.extend(answer_rows(name, groups, turns_of(tokenizer, config.rollout).response))
 
-        with open_scorer(config.rewards, config.data) as scorer:
+        with (
+            open_scorer(config.rewards, config.data) as scorer,
+            tempfile.TemporaryDirectory() as folder,
+            self._open_episodes(folder if out is None else out) as episodes,
+        ):
             check_rows(scorer, config.data, [prompt for one in sets for prompt in one.prompts])
-            evaluation = evaluate(
-                engine, decode, sets, tokenizer, scorer, config, keep if out is not None else None
-            )
+            collection: Callable[..., Collection] = Collection
+            if episodes is not None:
+                scorer = with_episodes(scorer, episodes.verdicts)
+                collection = partial(EpisodeCollection, episodes=episodes)
+            work = engine, decode, sets, tokenizer, scorer, config
+            keep_rows = keep if out is not None else None
+            evaluation = evaluate(*work, keep_rows, collection=collection)
         if out is not None and is_main_process():
             with FolderLock(out) as lock:
                 write_evaluation(lock.path, summary_of(evaluation, config, weights), rows)

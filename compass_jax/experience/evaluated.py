@@ -91,10 +91,12 @@ def _row(label: str, accuracy: Accuracy) -> JsonObject:
 def words_of(result: SetResult) -> str:
     """Returns the line below a set's table."""
     passed = ", ".join(f"pass@{k} {x:.4g}" for k, x in result.pass_at.items())
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in sorted(result.lost.items()))
+    lost = f"{result.unscored} ({counts})" if counts else "0"
     line = (
         f"{passed}; reward: the mean of the k samples; an answer was extracted from"
         f" {result.extracted:.1%} of the responses; scores left out because the check"
-        f" failed: {result.unscored}; in brackets: 95% intervals, of avg@k by bootstrap over"
+        f" failed: {lost}; in brackets: 95% intervals, of avg@k by bootstrap over"
         " prompts, of greedy answers by Wilson"
     )
     if result.overlap:

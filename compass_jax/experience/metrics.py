@@ -12,6 +12,7 @@ from compass_jax.base.aliases import JsonObject
 from compass_jax.base.records import GOLD, Group, Rollout, StepArrays
 from compass_jax.config import SamplingConfig
 from compass_jax.experience.buffer import ExperienceBuffer
+from compass_jax.experience.episodes.record import response_row
 from compass_jax.experience.growth import is_uniform, varies
 from compass_jax.rewards.faults import summary
 from compass_jax.rl.grouping import UNIFORM_WITHIN
@@ -170,7 +171,7 @@ def sample_rows(groups: Sequence[Group], text_of: Callable[[Rollout], str]) -> l
             "visit": group.prompt.visit,
             "samples": [
                 {
-                    "response": text_of(r),
+                    **response_row(r, s, text_of),
                     "reward": s.reward,
                     "outcome": s.outcome,
                     "tokens": r.response_length,

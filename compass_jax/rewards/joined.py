@@ -309,6 +309,11 @@ class EpisodeScorer(ScorerWrapper):
 AnyScorer = Scorer | JoinedScorer | SharedScorer | EpisodeScorer
 
 
+def with_episodes(scorer: AnyScorer, verdicts: dict[SampleKey, Score]) -> EpisodeScorer:
+    """Returns a scorer that also knows these verdicts on episodes."""
+    return scorer if isinstance(scorer, EpisodeScorer) else EpisodeScorer(scorer, verdicts)
+
+
 def sources_of(data: DataConfig) -> frozenset[int]:
     """Returns the indices of the sources whose rows can be validated."""
     return frozenset(sources_with(data, lambda kind: kind.row_faults))

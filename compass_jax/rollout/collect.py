@@ -147,7 +147,7 @@ class Collection:
         prompt, first, limit = self.prompts[n], self._first(n), self._limit(n)
         if prompt.turns == EPISODE:
             raise ConfigError(
-                f"{prompt.label}: only a training run plays episodes, and evaluates them"
+                f"{prompt.label}: it has episodes, which compass train, eval and try alone play"
             )
         requests = [
             Request.of(

@@ -77,6 +77,7 @@ Response length | tokens | linear
 Truncated and repeated | share | share
     truncated_frac | responses truncated | red
     repetition_frac | n-grams repeated | purple
+    episode/truncated_frac | episodes cut | orange
 Clipped tokens | share of tokens | share
     policy/clip_frac | clipped | red
 KL to the old policy | k3, nats per token | log
@@ -95,6 +96,12 @@ Time of a step | seconds | time
 Speed | tokens per second | linear
     rollout/tokens_per_s | rollout | blue
     train/tokens_per_s | training | orange
+Turns of an episode | mean | linear
+    episode/turns | turns | blue
+    episode/branches | branches | orange
+Time of an episode | seconds | time
+    time/episode_model_s | model | blue
+    time/episode_environment_s | environment | orange
 # mismatch
 Log-prob difference | |training - rollout|, nats | log
     mismatch/logp_abs_diff | difference | red
@@ -204,6 +211,14 @@ posterior/hopeless_frac [share]: Groups whose pass rate is more likely below 5% 
 posterior/measured_<percent> [share]: Mean pass rate of the step's groups for which a rate within 20
     points from here was predicted: from 0, 20, 40, 60, 80%.
 posterior/<label> [share]: The predicted pass rate of a label's new prompts (rl.predictor label).
+# episodes
+episode/turns [turns]: Mean number of turns that the model had in an episode, in all its branches.
+episode/branches [branches]: Mean number of histories of an episode, of which one is trained on;
+    above 1, its harness rewrites its history, or has several agents.
+episode/dropped_tokens [tokens]: Mean number of an episode's sampled tokens in other branches than
+    the trained one.
+episode/truncated_frac [share]: Episodes with a reward that a limit ended: their number of turns,
+    their tokens, or the length of a turn.
 # the update
 loss: Minus the objective, mean over the step's updates.
 sft/loss [nats]: Mean negative log-prob of the learnt tokens.
@@ -291,6 +306,8 @@ time/step_s [s]: Time from the end of the step before, evaluations and checkpoin
 time/data_s [s]: Time that an update of SFT waited for its rows.
 time/rollout_s [s]: Time of the rollout.
 time/environment_s [s]: Time of the rollout in which all samples waited for environments.
+time/episode_environment_s [s]: Mean time that the environment took in an episode, with its tools.
+time/episode_model_s [s]: Mean time that an episode waited for the model's turns.
 time/reward_wait_s [s]: Time that the step waited for rewards.
 time/rollout_wait_s [s]: Time that a finished update waited for the rollout beside it
     (rl.one_step_off).

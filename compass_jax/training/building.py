@@ -32,7 +32,7 @@ from compass_jax.experience.evaluate import turns_of
 from compass_jax.experience.history import PromptHistory
 from compass_jax.model.params import training_layout
 from compass_jax.model.transformer import Transformer
-from compass_jax.rewards.joined import AnyScorer, EpisodeScorer, check_rows
+from compass_jax.rewards.joined import AnyScorer, check_rows, with_episodes
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.draft_engine import engine_for
 from compass_jax.rollout.engine_api import RolloutEngine
@@ -170,9 +170,9 @@ class Building:
         return self.made
 
     def _scorer(self) -> AnyScorer:
-        if self.episodes is None or isinstance(self.scorer, EpisodeScorer):
+        if self.episodes is None:
             return self.scorer
-        return EpisodeScorer(self.scorer, self.episodes.verdicts)
+        return with_episodes(self.scorer, self.episodes.verdicts)
 
     def _states(self, prompts: Sequence[Prompt]) -> Float[np.ndarray, "n h"]:
         learner = self.made.learner

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import jax
 
 from compass_jax.config import ConfigError, DataConfig, RLConfig, RolloutConfig
 from compass_jax.data.tokenizer import load_tokenizer
+from compass_jax.devices.distributed import require_single_process
 from compass_jax.experience.episodes.played import LOGS, Episodes
 from compass_jax.rewards.tasks.task import plays
 from compass_jax.rollout.serving.door import TrainingDoor
@@ -39,6 +40,15 @@ def open_episodes(
         yield episodes
     finally:
         episodes.close()
+
+
+def episode_opener(
+    data: DataConfig, rollout: RolloutConfig, vocab_size: int, seed: int
+) -> Callable[[str], contextlib.AbstractContextManager[Episodes | None]]:
+    """Returns what opens the episodes of an evaluation, with their logs in a folder."""
+    if plays(data):
+        require_single_process("compass eval of episodes")
+    return partial(open_episodes, data, rollout, vocab_size, seed)
 
 
 def check_episodes(

@@ -146,6 +146,20 @@ def rl_config(
     return config
 
 
+def environment_config(
+    model: str, environments: Sequence[str], settings: JsonMapping = NO_SETTINGS
+) -> RunConfig:
+    """Returns the configuration that evaluates a model on all rows of environments, at most
+    `data.eval_prompts`, with the sizes of `rl_config`.
+    """
+    settings = flat_settings(settings)
+    sizes = {**settings, "data.heldout_frac": 0.0, "data.eval_prompts": 0}
+    config = rl_config(model, [f"{ENV}{name}" for name in environments], settings=sizes)
+    data = replace(config.data, sources=(), eval_sources=config.data.sources)
+    prompts = settings.get("data.eval_prompts", DataConfig.eval_prompts)
+    return apply(replace(config, data=data), {"data.eval_prompts": prompts})
+
+
 def sft_config(
     model: str,
     data: Sequence[str],

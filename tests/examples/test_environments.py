@@ -39,12 +39,13 @@ def test_the_game_gives_hints_and_counts_tries():
     assert len({row["prompt"] for row in rows}) == 200
     row = {"prompt": "Guess.", "number": 4}
     verdict, requests = played(kind(), row, ["2", "7", "4"])
-    assert verdict == {"reward": pytest.approx(1 / 3), "metrics": {}}
+    assert verdict == {"reward": pytest.approx(1 / 3), "metrics": {}, "end": "environment"}
     assert "It is higher." in requests[1] and "It is lower." in requests[2]
     # every request begins with all that came before it
     assert all(b.startswith(a) for a, b in itertools.pairwise(requests))
     assert played(kind(), row, ["4"])[0]["reward"] == 1.0
-    assert played(kind(), row, ["x"] * 8)[0]["reward"] == 0.0
+    lost = played(kind(), row, ["x"] * 8)[0]
+    assert lost["reward"] == 0.0 and lost["end"] == "turns"
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,8 @@ def test_the_tools_of_a_server_change_the_state_of_one_episode(server):
         ([call("burn", account="a"), "done"], 0.0),
     ):
         verdict, requests = played(kind(server), row, answers)
-        assert verdict == {"reward": reward, "metrics": {"booked": reward}}, answers
+        expected = {"reward": reward, "metrics": {"booked": reward}, "end": "environment"}
+        assert verdict == expected, answers
         # the server's answer to the last call is in the last request
         balance = answers.count(book) if answers[-2:-1] == [book] else None
         assert balance is None or f'"balance": {balance}' in requests[-1]
@@ -96,5 +98,5 @@ def test_a_server_that_is_gone_is_an_answer_of_the_tool_and_an_error_of_the_verd
 
 def test_an_opening_that_leaves_no_room_is_refused_with_its_length():
     kind = runpy.run_path(str(FOLDER / "guess.py"))["Guess"]
-    with pytest.raises(Exception, match="the opening messages have"):
+    with pytest.raises(Exception, match=r"at most 40 \(rollout.prompt_buckets"):
         played(kind(), {"prompt": "Guess. " * 50, "number": 4}, [], tokens=40)

@@ -8,17 +8,22 @@ import dataclasses
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from compass_jax.base.aliases import JsonObject
 from compass_jax.base.records import EPISODE, Rollout, SampleKey, Score
 from compass_jax.experience.buffer import NO_ROW
 from compass_jax.experience.episodes.drivers import Ended, Said
 from compass_jax.experience.episodes.played import Episodes, Event
+from compass_jax.experience.episodes.record import record_of
 from compass_jax.experience.episodes.sessions import Refused, Session
 from compass_jax.rollout.ask import Ask, Left, Reply
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.request import Request
 
+MOST_PLAYS = 3  # of an episode whose driver ends each time
+MOST_END = 200  # characters of the reason why an episode ended
+START_S = 600.0  # time that a driver has to start
 POLL_S = 0.05  # between looks for a stop and for timeouts while only environments work
 LEFT = "the rollout has ended"
 
@@ -29,14 +34,28 @@ class _Playing:
 
     session: Session
     limit_s: float
+    plays: int = 1  # times that it was begun
     spent_s: float = 0.0  # of the environment's time
+    began: float = field(default_factory=time.monotonic)
     since: float = field(default_factory=time.monotonic)  # the environment's last turn began
 
-    @property
-    def overdue(self) -> bool:
-        """Whether the environment has used all its time."""
-        waits = not self.session.live
-        return waits and self.spent_s + time.monotonic() - self.since > self.limit_s
+    def waited_s(self, now: float) -> float:
+        """Returns the seconds since the model's last turn ended, 0 while another one is sampled."""
+        return 0.0 if self.session.live else max(now - self.since, 0.0)
+
+    def record(self, agent: str, now: float) -> JsonObject:
+        """Returns how the episode went until `now`, whose verdict is that of `agent`."""
+        environment_s = self.spent_s + self.waited_s(now)
+        return record_of(self.session, agent, environment_s, now - self.began)
+
+
+class _Asked(NamedTuple):
+    """A request of an episode in the batcher."""
+
+    token: str  # of its session
+    ask: Ask
+    at: float
+    environment_s: float  # before it
 
 
 @dataclass
@@ -44,8 +63,9 @@ class EpisodeCollection(Collection):
     """A Collection that plays the episodes among its samples; those yield when their drivers have
     ended them, with their verdicts in `episodes.verdicts`.
 
-    A sample whose driver fails, ends or takes longer than its source's `timeout_s` has no reward,
-    and a reason. All episodes end with the iteration.
+    A sample whose driver fails or takes longer than its source's `timeout_s` has no reward, and a
+    reason. The episodes of a driver that ends are played anew, with the same draws. All episodes
+    end with the iteration.
     """
 
     episodes: Episodes = None  # type: ignore[assignment]  # a field after those with defaults
@@ -54,10 +74,10 @@ class EpisodeCollection(Collection):
 
     def __iter__(self) -> Iterator[Rollout]:
         self._playing: dict[str, _Playing] = {}
-        self._turns: dict[Request, tuple[str, Ask]] = {}  # the requests in the batcher
+        self._turns: dict[Request, _Asked] = {}  # the requests in the batcher
         self._ended: list[Rollout] = []
-        for event in self.episodes.events(0.0):  # of the time since the last collection
-            self._take(event)
+        for at, event in self.episodes.events(0.0):  # of the time since the last collection
+            self._take(at, event)
         try:
             yield from super().__iter__()
         finally:
@@ -85,8 +105,11 @@ class EpisodeCollection(Collection):
                 config.prompt_buckets[-1],
                 source.turns,
             )
-            token = self.episodes.play(session, f"{self.purpose}", self._sampling())
-            self._playing[token] = _Playing(session, source.timeout_s)
+            self._play(session, source.timeout_s)
+
+    def _play(self, session: Session, limit_s: float, plays: int = 1) -> None:
+        token = self.episodes.play(session, f"{self.purpose}", self._sampling())
+        self._playing[token] = _Playing(session, limit_s, plays)
 
     def _sampling(self) -> JsonObject:
         """Returns the parameters that a request of this collection has."""
@@ -98,13 +121,11 @@ class EpisodeCollection(Collection):
         """Takes in what drivers did, decodes once, and returns the finished samples."""
         idle = not (self.batcher.busy or self._ended)
         started = time.perf_counter()
-        for event in self.episodes.events(POLL_S if idle else 0.0):
-            self._take(event)
+        for at, event in self.episodes.events(POLL_S if idle else 0.0):
+            self._take(at, event)
         if idle:
             self.stats.environment_s += time.perf_counter() - started
-        for token in [x for x, playing in self._playing.items() if playing.overdue]:
-            limit = self._playing[token].limit_s
-            why = f"the environment took longer than its timeout_s = {limit:g} in all"
+        for token, why in self._overdue():
             self._end(token, Score(0.0, False, "timeout", why), cancel=True)
         rollouts, self._ended = self._ended, []
         if not self.batcher.busy:
@@ -116,25 +137,44 @@ class EpisodeCollection(Collection):
                 rollouts.append(request.rollout(self.engine.end_ids))
         return rollouts
 
+    def _overdue(self) -> list[tuple[str, str]]:
+        """Returns (token, reason) of the episodes whose environments have used all their time, or
+        whose drivers do not start.
+        """
+        now, overdue = time.monotonic(), list[tuple[str, str]]()
+        for token, playing in self._playing.items():
+            why = f"the environment took longer than its timeout_s = {playing.limit_s:g} in all"
+            limit_s = playing.limit_s
+            if not self.episodes.is_ready(playing.session.task):
+                limit_s, why = START_S, f"its driver was not ready after {START_S:g} s"
+            if playing.spent_s + playing.waited_s(now) > limit_s:
+                overdue.append((token, why))
+        return overdue
+
     # ---- what drivers do -------------------------------------------------------------------------
 
-    def _take(self, event: Event) -> None:
+    def _take(self, at: float, event: Event) -> None:
         if isinstance(event, Ask):
-            self._ask(event)
+            self._ask(at, event)
         elif isinstance(event, Left):
-            for request in [x for x, (_, ask) in self._turns.items() if ask is event.ask]:
+            for request in [x for x, turn in self._turns.items() if turn.ask is event.ask]:
                 self._cancel(request)
         elif isinstance(event, Ended):
             source = self.episodes.buried(event)
             for token, playing in list(self._playing.items()):
                 if playing.session.task.source == source:
-                    self._end(token, Score(0.0, False, "error", event.reason))
+                    self._play_anew(token, event.reason)
         else:
-            self._hear(event)
+            self._hear(at, event)
 
-    def _hear(self, event: Said) -> None:
+    def _hear(self, at: float, event: Said) -> None:
         if "refused" in event.message:
             self.episodes.refused(event)
+        if "ready" in event.message:
+            event.driver.ready = True
+            for started in self._playing.values():
+                if self.episodes.plays(event.driver, started.session.task):
+                    started.began = started.since = at
         for kind in ("done", "failed"):
             message = event.message.get(kind)
             if not isinstance(message, dict):
@@ -143,13 +183,13 @@ class EpisodeCollection(Collection):
             playing = self._playing.get(token)
             if playing is not None and self.episodes.plays(event.driver, playing.session.task):
                 self.episodes.played(event.driver)
-                self._end(token, verdict(message), str(message.get("agent", "")))
+                self._end(token, verdict(message), str(message.get("agent", "")), at=at)
 
-    def _ask(self, ask: Ask) -> None:
+    def _ask(self, at: float, ask: Ask) -> None:
         playing = self._playing.get(ask.session)
         if playing is None:
             return ask.answer(Refused(LEFT))
-        now, idle = time.monotonic(), not playing.session.live
+        environment_s = playing.waited_s(at)
         try:
             self._check(ask)
             request = playing.session.ask(
@@ -157,8 +197,8 @@ class EpisodeCollection(Collection):
             )
         except Refused as error:
             return ask.answer(error)
-        playing.spent_s += (now - playing.since) * idle
-        self._turns[request] = ask.session, ask
+        playing.spent_s += environment_s
+        self._turns[request] = _Asked(ask.session, ask, at, environment_s)
         self.batcher.add([request])
 
     def _check(self, ask: Ask) -> None:
@@ -177,18 +217,18 @@ class EpisodeCollection(Collection):
             )
 
     def _reply(self, request: Request) -> None:
-        token, ask = self._turns.pop(request)
+        token, ask, at, environment_s = self._turns.pop(request)
         playing = self._playing.get(token)
         if playing is None or request.cancelled:
             return
         start = len(ask.tokens)
-        playing.session.of(request).take(request)
         playing.since = time.monotonic()
+        playing.session.of(request).take(request, environment_s, playing.since - at)
         stopped = int(request.tokens[-1]) in self.engine.end_ids
         ask.answer(Reply(request.tokens[start:], request.logp[start:], stopped))
 
     def _cancel(self, request: Request) -> None:
-        token, ask = self._turns[request]
+        token, ask = self._turns[request][:2]
         self.batcher.cancel(request)
         playing = self._playing.get(token)
         if playing is not None:
@@ -196,33 +236,54 @@ class EpisodeCollection(Collection):
             playing.since = time.monotonic()
         ask.answer(Refused("the request was cancelled"))
 
-    def _end(self, token: str, score: Score, agent: str = "", cancel: bool = False) -> None:
-        """Ends an episode with its verdict, which is that of `agent` where one is named."""
+    def _end(
+        self,
+        token: str,
+        score: Score,
+        agent: str = "",
+        cancel: bool = False,
+        at: float | None = None,
+    ) -> None:
+        """Ends an episode with its verdict, which is that of `agent` where one is named and came at
+        the time `at` (None: now).
+        """
+        playing = self._close(token, cancel)
+        session = playing.session
+        rollout = session.sample(frozenset(self.engine.end_ids), agent)
+        if score.known and not rollout.sampled_length:
+            score = Score(0.0, False, "error", "the episode ended without a sampled token")
+        now = time.monotonic() if at is None else at
+        record = {**playing.record(agent, now), **score.episode}
+        self.episodes.verdicts[session.key] = dataclasses.replace(score, episode=record)
+        self._ended.append(rollout)
+
+    def _close(self, token: str, cancel: bool) -> _Playing:
+        """Closes an episode's session, and returns it."""
         playing = self._playing.pop(token)
         session = playing.session
         for request in session.live:
             self.batcher.cancel(request)
-            self._turns[request][1].answer(Refused("the episode has ended"))
+            self._turns[request].ask.answer(Refused("the episode has ended"))
         self.episodes.end(token, session.task, cancel)
         self.batcher.forget({(x.prompt.key, session.column(x)) for x in session.branches})
-        rollout = session.sample(frozenset(self.engine.end_ids), agent)
-        if score.known and not rollout.sampled_length:
-            score = Score(0.0, False, "error", "the episode ended without a sampled token")
-        counts = {
-            "turns": float(session.turns),
-            "branches": float(len(session.branches)),
-            "dropped_tokens": float(session.sampled - rollout.sampled_length),
-        }
-        score = dataclasses.replace(score, components={**score.components, **counts})
-        self.episodes.verdicts[session.key] = score
-        self._ended.append(rollout)
+        return playing
+
+    def _play_anew(self, token: str, reason: str) -> None:
+        """Begins an episode again whose driver has ended; it is an error after MOST_PLAYS times."""
+        plays = self._playing[token].plays
+        if plays >= MOST_PLAYS:
+            why = f"{reason}. The driver ended {plays} times while this episode was played"
+            return self._end(token, Score(0.0, False, "error", why))
+        playing = self._close(token, cancel=False)
+        session = dataclasses.replace(playing.session, branches=[], turns=0)
+        self._play(session, playing.limit_s, plays + 1)
 
     def _leave(self) -> None:
         """Ends all episodes that are still played; their samples are sampled anew."""
         for token, playing in self._playing.items():
             self.episodes.end(token, playing.session.task, cancel=True)
-        for _, ask in self._turns.values():
-            ask.answer(Refused(LEFT))
+        for turn in self._turns.values():
+            turn.ask.answer(Refused(LEFT))
         self._playing, self._turns = {}, {}
 
 
@@ -240,7 +301,9 @@ def verdict(message: JsonObject) -> Score:
         components = {name: _finite(value, name) for name, value in metrics.items()}
     except ValueError as error:
         return Score(0.0, False, "error", f"the driver's verdict is unusable: {error}")
-    return Score(reward, True, components=components)
+    end = message.get("end")
+    record = {"end": end[:MOST_END]} if isinstance(end, str) and end else {}
+    return Score(reward, True, components=components, episode=record)
 
 
 def _finite(value: object, name: str) -> float:

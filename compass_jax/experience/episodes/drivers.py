@@ -2,12 +2,12 @@
 
     trainer to driver   a line of setup, then {"play": ...} and {"cancel": session}
     driver to trainer   {"ready": true} or {"refused": reason}, then for each episode
-                        {"done": {"session", "reward", "metrics", "agent"}} or
+                        {"done": {"session", "reward", "metrics", "agent", "end"}} or
                         {"failed": {"session", "detail"}}
 
 A driver is trusted code of the user's: it may use the network and keep state. It can still fail:
-it hangs, dies, floods or writes what is no message. All of that ends the process, and with it the
-episodes that it plays.
+it hangs, dies, floods or writes what is no message. All of that ends the process; another one plays
+its episodes anew.
 """
 
 from __future__ import annotations

@@ -106,12 +106,13 @@ async def play(
     """Plays an episode; returns its reward and the components of its last turn."""
     if not hasattr(environment, "reset"):
         options = _options(environment.play, order)
-        return _verdict(_turn(await _resolved(environment.play(order.row, **options))))
+        turn = _turn(await _resolved(environment.play(order.row, **options)))
+        return _verdict(turn, "environment")
     options = _options(environment.reset, order)
     opening = await _resolved(environment.reset(order.row, **options))
     tokens = tokenizer.encode_chat(_messages(opening), tools=getattr(environment, "tools", ()))
     encode, loop = turn_encoder(tokenizer), asyncio.get_running_loop()
-    number, turn = 0, Turn()
+    number, turn, end = 0, Turn(), "environment"
     while number < order.turns and len(tokens) < order.tokens:
         opened = tokenizer.opened_thought(tokens)
         sampled = await loop.run_in_executor(None, generate, tokens)
@@ -119,24 +120,33 @@ async def play(
         text = opened + tokenizer.decode_response(sampled.tokens)
         turn = _turn(await _resolved(environment.step(tokenizer.chat_format.read(text))))
         if not turn.messages or sampled.cut:
+            end = "length" if turn.messages else end
             break
         replies = json.dumps([checked(message) for message in turn.messages])
         tokens = [*tokens, *encode(replies, sampled.tokens)]
+    else:
+        end = "tokens" if number < order.turns else "turns"
     if not number:
         raise EnvironmentFault(
             f"the opening messages have {len(tokens)} tokens, and an episode at most {order.tokens}"
+            " (rollout.prompt_buckets[-1] + rollout.max_new_tokens)"
         )
-    return _verdict(turn)
+    return _verdict(turn, end)
 
 
 def _turn(result: object) -> Turn:
     if not isinstance(result, Turn):
         raise EnvironmentFault(f"step or play gave a {type(result).__name__}: make it a Turn")
+    if not isinstance(result.messages, Sequence):
+        raise EnvironmentFault(
+            f"Turn.messages is {result.messages!r:.80}: a reward is given as Turn(reward=...)"
+        )
     return result
 
 
-def _verdict(turn: Turn) -> dict[str, float | dict[str, float]]:
-    return {"reward": _number(turn.reward, "reward"), "metrics": _metrics(turn.components)}
+def _verdict(turn: Turn, end: str) -> JsonObject:
+    reward, metrics = _number(turn.reward, "reward"), _metrics(turn.components)
+    return {"reward": reward, "metrics": metrics, "end": end}
 
 
 def _messages(opening: Json) -> list[JsonObject]:

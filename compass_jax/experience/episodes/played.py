@@ -5,9 +5,11 @@ the verdicts on episodes that have ended.
 from __future__ import annotations
 
 import contextlib
+import logging
 import queue
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -24,7 +26,9 @@ from compass_jax.rewards.faults import VerifierError
 from compass_jax.rewards.tasks.rows import decode_row
 from compass_jax.rollout.ask import Ask, Left
 
-MOST_DEATHS = 3  # of a driver, one after another without an episode that it played
+logger = logging.getLogger(__name__)
+
+MOST_DEATHS = 4  # of a driver, one after another without an episode that it played
 LOGS = "drivers"  # folder of a run
 
 Event = Ask | Left | Said | Ended
@@ -73,10 +77,10 @@ class Episodes:
         self._start = start
         self._drivers: dict[int, Driver] = {}
         self._deaths: dict[int, int] = dict.fromkeys(self._sources, 0)
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[tuple[float, Event]] = queue.SimpleQueue()
         self._open: set[str] = set()
         self._lock = threading.Lock()
-        self._door = open_door(self._events.put, self._is_open)
+        self._door = open_door(self._put, self._is_open)
         self.verdicts: dict[SampleKey, Score] = {}  # of episodes that nobody has asked about
 
     def source(self, prompt: Prompt) -> EpisodeSource:
@@ -126,7 +130,7 @@ class Episodes:
             settings = self._sources[source]
             setup = setup_of(settings, "play", tokenizer=self._tokenizer)
             log = self._log / f"{source}-{settings.env.rpartition(':')[2]}.log"
-            self._drivers[source] = self._start(command_of(settings), setup, log, self._events.put)
+            self._drivers[source] = self._start(command_of(settings), setup, log, self._put)
         return self._drivers[source]
 
     def source_of(self, driver: Driver) -> int:
@@ -141,6 +145,7 @@ class Episodes:
         if source >= 0:
             del self._drivers[source]
             self._deaths[source] += 1
+            logger.warning("%s: %s; it is started again", self._sources[source].env, event.reason)
             if self._deaths[source] >= MOST_DEATHS:
                 raise VerifierError(
                     f"{self._sources[source].env}: {event.reason}. It ended {MOST_DEATHS} times"
@@ -154,6 +159,11 @@ class Episodes:
         if source is not None:
             raise VerifierError(f"{source.env}: {event.message['refused']}")
 
+    def is_ready(self, prompt: Prompt) -> bool:
+        """Returns whether the driver of a prompt's source has started."""
+        driver = self._drivers.get(prompt.source)
+        return driver is not None and driver.ready
+
     def plays(self, driver: Driver, prompt: Prompt) -> bool:
         """Returns whether a driver is the one that plays a prompt's episodes."""
         return self._drivers.get(prompt.source) is driver
@@ -164,8 +174,13 @@ class Episodes:
 
     # ---- events ----------------------------------------------------------------------------------
 
-    def events(self, wait_s: float) -> Iterator[Event]:
-        """Yields the events so far; waits up to `wait_s` seconds for the first."""
+    def _put(self, event: Event) -> None:
+        self._events.put((time.monotonic(), event))
+
+    def events(self, wait_s: float) -> Iterator[tuple[float, Event]]:
+        """Yields the events so far, each with the time at which it came; waits up to `wait_s`
+        seconds for the first.
+        """
         with contextlib.suppress(queue.Empty):
             yield self._events.get(timeout=wait_s) if wait_s else self._events.get_nowait()
             while True:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,6 +29,16 @@ BRANCH_COLUMNS = 2**16  # columns of a branch: the sample's plus a multiple of t
 
 class Refused(CompassError, ValueError):
     """A request that the episode's limits do not allow; the message is for its driver."""
+
+
+class Timed(NamedTuple):
+    """A reply: the branch's tokens at its end, the environment's seconds before its request, and
+    the seconds until it came.
+    """
+
+    end: int
+    environment_s: float
+    model_s: float
 
 
 @dataclass(eq=False)
@@ -44,7 +55,7 @@ class Branch:
     entropy: np.ndarray = field(default_factory=partial(np.zeros, 0, np.float32))
     versions: np.ndarray = field(default_factory=partial(np.zeros, 0, np.int32))
     request: Request | None = None
-    replies: int = 0
+    replies: list[Timed] = field(default_factory=list)
 
     @property
     def sampled(self) -> int:
@@ -62,12 +73,12 @@ class Branch:
         versions = np.pad(self.versions, (0, more), constant_values=GIVEN)
         return Rollout(self.prompt, column, tokens, logp, entropy, True, versions, row)
 
-    def take(self, request: Request) -> None:
-        """Takes the tokens of its request, which is done."""
+    def take(self, request: Request, environment_s: float = 0.0, model_s: float = 0.0) -> None:
+        """Takes the tokens of its request, which is done, with the seconds of its turn."""
         self.tokens, self.logp, self.entropy = request.tokens, request.logp, request.entropy
         self.versions, self.request = request.versions.copy(), None
         self.versions[: len(self.prompt.tokens)] = GIVEN
-        self.replies += 1
+        self.replies.append(Timed(len(self.tokens), environment_s, model_s))
 
 
 @dataclass(eq=False)
@@ -101,7 +112,8 @@ class Session:
         if len(tokens) >= self.most_tokens:
             raise Refused(
                 f"{len(tokens)} tokens leave no room for a reply: an episode has at most"
-                f" {self.most_tokens} (rollout.prompt_buckets[-1] + rollout.max_new_tokens)"
+                f" {self.most_tokens}; end it, or raise rollout.max_new_tokens (the limit is"
+                " rollout.prompt_buckets[-1] + rollout.max_new_tokens)"
             )
         if self.turns >= self.most_turns * MOST_BRANCHES:
             raise Refused(f"the episode has had {self.turns} replies, more than its turns allow")
@@ -136,16 +148,16 @@ class Session:
         known = [x for x in idle if x.agent == agent and x.goes_on_to(tokens)]
         if known:
             branch = max(known, key=lambda x: len(x.tokens))
-            if branch.replies >= self.most_turns:
+            if len(branch.replies) >= self.most_turns:
                 raise Refused(
-                    f"the history has {branch.replies} replies, as many as its source in"
+                    f"the history has {len(branch.replies)} replies, as many as its source in"
                     " data.sources has turns: raise `turns` of the source, or end the episode"
                 )
             return branch
         if len(tokens) > self.most_prompt:
             raise Refused(
                 f"{len(tokens)} tokens continue no earlier request, and a new one has at most"
-                f" {self.most_prompt} (rollout.prompt_buckets[-1])"
+                f" {self.most_prompt}; shorten it, or raise rollout.prompt_buckets[-1]"
             )
         # A branch whose first request was cancelled is begun again.
         unanswered = [x.number for x in idle if not x.sampled]
@@ -164,18 +176,22 @@ class Session:
         """The requests that are being sampled."""
         return [x.request for x in self.branches if x.request is not None]
 
-    def sample(self, end_ids: frozenset[int], agent: str = "") -> Rollout:
-        """Returns the trained branch as the episode's sample, of `agent` where one is named: after
-        its placeholder all tokens are those of the response. Without a reply the sample has the
-        placeholder alone.
+    def trained(self, agent: str = "") -> Branch | None:
+        """Returns the branch with the most sampled tokens, of `agent` where one is named; None
+        without a reply.
         """
-        index = self.key.index
         done = [x for x in self.branches if x.sampled and agent in ("", x.agent)]
-        if not done:
+        return max(done, key=lambda x: x.sampled, default=None)
+
+    def sample(self, end_ids: frozenset[int], agent: str = "") -> Rollout:
+        """Returns the trained branch as the episode's sample: after its placeholder all tokens are
+        those of the response. Without a reply the sample has the placeholder alone.
+        """
+        index, best = self.key.index, self.trained(agent)
+        if best is None:
             one = np.zeros(1, np.float32)
             versions = np.full(1, GIVEN, np.int32)
             return Rollout(self.task, index, self.task.tokens, one, one, True, versions, self.row)
-        best = max(done, key=lambda x: x.sampled)
         truncated = int(best.tokens[-1]) not in end_ids
         arrays = (best.tokens, best.logp, best.entropy, truncated, best.versions)
         return Rollout(self.task, index, *arrays, self._place(best)[1])

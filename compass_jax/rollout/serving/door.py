@@ -39,6 +39,8 @@ HEADER = "x-session-id"
 MOST_AGENT = 200  # characters of an agent's name
 STOP_S = 10.0  # time for the server's thread to end
 WATCH_S = 0.5  # between looks for a client that has left, and for the end of the episode
+# the settings of the most tokens of a sequence
+LENGTH = "rollout.prompt_buckets[-1] + rollout.max_new_tokens"
 # A turn holds its connection until it is sampled: there may be as many as samples of a step.
 LIMITS = Limits(connections=2**14, body_bytes=2**24, stop_s=1.0)
 
@@ -61,7 +63,8 @@ class TrainingDoor:
         is_open: Callable[[str], bool],
     ):
         vocabulary = tokenizer.vocab_size
-        self._served = Served(MODEL, tokenizer, vocabulary, most_tokens, most_tokens)
+        limits = most_tokens, most_tokens
+        self._served = Served(MODEL, tokenizer, vocabulary, *limits, limit=LENGTH)
         self._most, self._put, self._is_open = most_tokens, put, is_open
         self._conversations = Conversations(self._served, is_open)
         self._started = int(time.time())

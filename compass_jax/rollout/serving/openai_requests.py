@@ -35,7 +35,7 @@ Encode = Callable[[Messages, Messages], list[int]]  # from messages and tools to
 
 @dataclass(frozen=True)
 class Served:
-    """The served model and its limits.
+    """The served model and its limits. `limit` names the setting of `prompt_tokens`.
 
     With `trust_prompts`, special tokens spelled in a prompt of /v1/completions are control tokens.
     """
@@ -46,6 +46,7 @@ class Served:
     prompt_tokens: int
     max_new_tokens: int
     trust_prompts: bool = False
+    limit: str = "--prompt-tokens"
 
     @cached_property
     def unknown_marks(self) -> UnknownMarks:
@@ -200,7 +201,7 @@ def _check_sizes(messages: Messages, tools: Messages, served: Served) -> None:
     most = served.prompt_tokens
     if len(messages) > most:
         text = f"{len(messages)} messages cannot fit into the {most} tokens that this server takes"
-        raise ApiError(text, "messages")
+        raise ApiError(f"{text} ({served.limit})", "messages")
     fields = ("content", "reasoning_content", "tool_calls")
     parts = [[m[name] for name in fields if name in m] for m in messages]
     size = sum(map(len, _texts([*parts, *tools], keys=False)))
@@ -209,7 +210,7 @@ def _check_sizes(messages: Messages, tools: Messages, served: Served) -> None:
 
 def _check_size(what: str, size: int, served: Served, param: str = "messages") -> None:
     if size > served.most_characters:
-        most = f"{served.prompt_tokens} tokens that this server takes (--prompt-tokens)"
+        most = f"{served.prompt_tokens} tokens that this server takes ({served.limit})"
         text = f"{what} {size} characters, and the {most} can hold {served.most_characters} at most"
         raise ApiError(text, param)
 
@@ -254,7 +255,7 @@ def checked_ids(prompt: list[int], served: Served, param: str = "prompt") -> np.
         raise ApiError("the prompt is empty", param)
     if len(prompt) > served.prompt_tokens:
         text = f"the prompt has {len(prompt)} tokens, this server takes {served.prompt_tokens}"
-        raise ApiError(f"{text} (--prompt-tokens)", param)
+        raise ApiError(f"{text}: shorten it, or raise {served.limit}", param)
     if min(prompt) < 0 or max(prompt) >= served.vocab_size:
         raise ApiError(f"token ids must be from 0 to {served.vocab_size - 1}", param)
     return np.asarray(prompt, np.int32)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from compass_jax.base.aliases import Json, JsonMapping, JsonObject
@@ -15,6 +17,9 @@ from compass_jax.runs.report.metrics import ReportError, number, parse_line, par
 MOST_TEXT = 20_000  # maximum characters of a prompt or a response on a page
 TAIL = 4_000  # characters of these from the end
 TEXT_SHARE = 0.85  # share of the room for texts, if tokens have numbers
+LEAST_TEXT = 800  # characters of each part of a response that may be shown at least
+MOST_ERROR, MOST_ERRORS = 300, 8  # characters of a tool's error, and errors of a part
+_TOOL_ERROR = re.compile(r'\{\s*"error"\s*:')
 COLUMNS = ("entropy", "logp", "logp_diff", "advantage", "ratio", "clipped", "version")
 _HEAD = re.compile(rb'\{"stage": "([^"\\]*)", "step": (\d+)(?:, "group": (\d+))?')
 
@@ -151,16 +156,10 @@ def _whole_group(row: JsonMapping) -> JsonObject:
 
 
 def group_of_row(row: JsonMapping, most: int | None = MOST_TEXT) -> JsonObject:
-    """Returns the parts of a line of rollouts.jsonl, of any version, that are shown. A text of more
-    than `most` characters is {"head", "left_out" (number of characters), "tail"}.
+    """Returns the parts of a line of rollouts.jsonl, of any version, that are shown; texts are
+    those of `_display`. With `most`, a response of several parts has a text for each of them.
     """
-
-    def display(x: Json) -> str | JsonObject:
-        text = x if isinstance(x, str) else json.dumps(x, ensure_ascii=False)
-        if most is None or len(text) <= most:
-            return text
-        return {"head": text[: most - TAIL], "left_out": len(text) - most, "tail": text[-TAIL:]}
-
+    display = partial(_display, most=most)
     return {
         "prompt": display(row["prompt"]),
         "label": str(row.get("label", "")),
@@ -168,17 +167,67 @@ def group_of_row(row: JsonMapping, most: int | None = MOST_TEXT) -> JsonObject:
         "visit": number(row.get("visit")),
         "samples": [
             {
-                "response": display(x["response"]),
+                **({"response": display(x["response"])} if most is None else _response(x, most)),
                 "reward": number(x.get("reward")),
                 "outcome": str(x.get("outcome", "ok")),
                 "tokens": number(x.get("tokens")),
                 "truncated": bool(x.get("truncated", False)),
                 "components": {str(k): number(v) for k, v in x.get("components", {}).items()},
                 **({"error": str(x["error"])} if x.get("error") else {}),
+                **({"episode": _record(x["episode"])} if x.get("episode") else {}),
             }
             for x in row["samples"]
         ],
     }
+
+
+def _display(value: Json, most: int | None) -> str | JsonObject:
+    """Returns a text; one of more than `most` characters is {"head", "left_out" (number of
+    characters), "tail"}.
+    """
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if most is None or len(text) <= most:
+        return text
+    tail = min(TAIL, most // 2)
+    return {"head": text[: most - tail], "left_out": len(text) - most, "tail": text[-tail:]}
+
+
+def _response(sample: JsonMapping, most: int) -> JsonObject:
+    """Returns a sample's response, or the parts of one that the model did not say alone: each with
+    its text, tokens and seconds, and the errors that tools answered with.
+    """
+    if not sample.get("parts"):
+        return {"response": _display(sample["response"], most)}
+    parts, start = list[JsonObject](), 0
+    for part in sample["parts"]:
+        text = sample["response"][start : start + int(part["chars"])]
+        start += len(text)
+        room, is_given = max(most // len(sample["parts"]), LEAST_TEXT), part["by"] != "model"
+        parts.append({"given": is_given, "text": _display(text, room)})
+        parts[-1]["tokens"] = number(part["tokens"])
+        if "time_s" in part:
+            parts[-1]["time_s"] = number(part["time_s"])
+        if is_given and (errors := tool_errors(text)):
+            parts[-1]["errors"] = errors
+    return {"parts": parts}
+
+
+def tool_errors(text: str) -> list[str]:
+    """Returns the errors in what an environment said: each JSON object with "error", which is what
+    compass_jax.rewards.tasks.tools answers a call with that failed.
+    """
+    errors, decoder = list[str](), json.JSONDecoder()
+    for match in _TOOL_ERROR.finditer(text):
+        with contextlib.suppress(ValueError, RecursionError):
+            reason = decoder.raw_decode(text, match.start())[0]["error"]
+            errors.append(str(reason)[:MOST_ERROR])
+    return errors[:MOST_ERRORS]
+
+
+def _record(record: JsonMapping) -> JsonObject:
+    """Returns how an episode went: numbers by name, and its end."""
+    numbers = {str(name): number(x) for name, x in record.items() if name != "end"}
+    return numbers | ({"end": str(record["end"])} if "end" in record else {})
 
 
 def _tokens(row: JsonMapping) -> tuple[dict[str, list], dict[int, JsonObject]]:

@@ -10,6 +10,7 @@ from compass_jax.config.curriculum import Stage
 from compass_jax.data.difficulty import label_of
 from compass_jax.devices.machine import peak_bytes
 from compass_jax.experience.assemble import repetition
+from compass_jax.experience.episodes.record import episode_metrics
 from compass_jax.experience.metrics import (
     earlier_metrics,
     entropy_metrics,
@@ -62,6 +63,7 @@ class StepMetrics(Hook):
         """Adds what is known before the update."""
         step.metrics |= {
             **group_metrics(step.groups),
+            **episode_metrics(step.groups),
             **staleness(step.trained, step.version),
             "repetition_frac": self._repetition(step),
             "epoch": self._stream.epoch,

@@ -37,6 +37,7 @@ class Threads:
     def __init__(self, script, setup, emit):
         self.script, self.setup, self.emit = script, setup, emit
         self.cancelled = []
+        self.ready = True
 
     def say(self, **message):
         self.emit(Said(self, message))

@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 import pytest
-from played import ENGINE, LOOSE, ROLL, collected, done, episodes, post, tasks, turn
+from played import ENGINE, LOOSE, ROLL, Threads, collected, done, episodes, post, tasks, turn
 from tiny import COMPUTE, EOS, MODEL, UNSET, make_prompt
 
 from compass_jax.base.records import GIVEN
@@ -92,9 +92,10 @@ def test_a_second_turn_continues_the_tokens_with_their_routes():
         # of the model's last turn no token is an input yet
         set_rows = np.all(routes[one.row] != UNSET, axis=(1, 2))
         np.testing.assert_array_equal(set_rows, np.arange(len(set_rows)) < len(one.tokens) - 1)
-        parts = verdicts[key].components
-        assert (parts["turns"], parts["branches"], parts["dropped_tokens"]) == (2, 1, 0)
-        assert parts["n0"] == one.tokens[start + 3]
+        record = verdicts[key].episode
+        assert (record["turns"], record["branches"], record["dropped_tokens"]) == (2, 1, 0)
+        assert [end for end, *_ in record["replies"]] == [start, len(one.tokens)]
+        assert verdicts[key].components["n0"] == one.tokens[start + 3]
     # samples of one prompt draw different numbers, and a repeated episode the same ones
     with episodes(two_turns) as played:
         _, again = collected(played, tasks(2), samples=2)
@@ -133,14 +134,15 @@ def test_a_history_that_was_written_anew_is_a_branch_and_the_longest_one_is_trai
         verdicts = played.verdicts
         for key, one in rollouts.items():
             parts = verdicts[key].components
-            assert parts["branches"] == 3
+            assert verdicts[key].episode["branches"] == 3
             longest = max(parts["short"], parts["other"])
             assert one.sampled_length == longest
             own = parts["other"] > parts["short"]
             assert one.tokens[:7].tolist() == (OPENING[::-1] if own else OPENING).tolist()
             # only the first branch has routes
             assert (one.row == key.index) == (not own)
-            total = verdicts[key].components["dropped_tokens"] + one.sampled_length
+            total = verdicts[key].episode["dropped_tokens"] + one.sampled_length
+            assert verdicts[key].episode["branch"] == own
             assert total >= parts["short"] + parts["other"] + 1
         # branches share no noise
         assert not all(verdicts[key].components["same"] for key in rollouts)
@@ -165,10 +167,10 @@ def test_the_branch_of_the_agent_that_the_verdict_names_is_trained():
     with episodes(script) as played:
         _, rollouts = collected(played, tasks(1), samples=2)
         for key, one in rollouts.items():
-            parts = played.verdicts[key].components
-            assert parts["branches"] == 2
+            parts, record = played.verdicts[key].components, played.verdicts[key].episode
+            assert record["branches"] == 2
             assert one.sampled_length == parts["own"]
-            assert parts["dropped_tokens"] == parts["long"]
+            assert record["dropped_tokens"] == parts["long"]
 
 
 def test_a_verdict_on_an_agent_that_sampled_nothing_is_an_error():
@@ -207,9 +209,21 @@ def test_several_requests_of_an_episode_and_plain_samples_decode_together():
 WRONG = {
     "empty": ({"token_ids": []}, "the prompt is empty"),
     "unknown ids": ({"token_ids": [MODEL.vocab_size]}, "token ids must be from 0"),
-    "too long to begin": ({"token_ids": [2] * 17}, "17 tokens continue no earlier request"),
-    "no room": ({"token_ids": [2] * 40}, "40 tokens leave no room for a reply"),
-    "more than all": ({"token_ids": [2] * 41}, "the prompt has 41 tokens"),
+    "too long to begin": (
+        {"token_ids": [2] * 17},
+        "17 tokens continue no earlier request, and a new one has at most 16; shorten it, or raise"
+        " rollout.prompt_buckets[-1]",
+    ),
+    "no room": (
+        {"token_ids": [2] * 40},
+        "40 tokens leave no room for a reply: an episode has at most 40; end it, or raise"
+        " rollout.max_new_tokens",
+    ),
+    "more than all": (
+        {"token_ids": [2] * 41},
+        "the prompt has 41 tokens, this server takes 40: shorten it, or raise"
+        " rollout.prompt_buckets[-1] + rollout.max_new_tokens",
+    ),
     "another temperature": (
         {"token_ids": [2], "sampling_params": {"temperature": 0.5}},
         "temperature = 0.5: the run samples with 1",
@@ -324,33 +338,125 @@ def test_an_environment_has_its_time_and_the_models_does_not_count():
     assert late["status"] == 404
 
 
-def test_a_driver_that_dies_loses_its_episodes_and_another_one_is_started():
+def test_an_environment_is_charged_for_its_own_time_alone(monkeypatch):
+    """Neither for the start of its driver, nor while the trainer's thread is busy."""
     drivers = []
 
     def script(order, driver):
-        turn(order, OPENING, max_tokens=2)
-        if len(drivers) == 1:
-            return driver.die("the driver failed: its process ended with status 7")
+        if not driver.ready:
+            time.sleep(2)
+            driver.say(ready=True)
+        for _ in range(3):
+            turn(order, OPENING, max_tokens=2)
         return done(order)
 
-    with episodes(script, drivers) as played:
+    def start(self, *arguments):
+        init(self, *arguments)
+        self.ready = False
+
+    init = Threads.__init__
+    monkeypatch.setattr(Threads, "__init__", start)
+    with episodes(script, drivers, timeout_s=1.0) as played:
+        collected(played, tasks(1), enough=lambda: time.sleep(0.4))
+        (verdict,) = played.verdicts.values()
+    assert verdict.known
+    assert verdict.episode["environment_s"] < 0.5 < verdict.episode["model_s"]
+
+
+def test_a_driver_that_never_starts_is_a_timeout_of_its_episodes(monkeypatch):
+    monkeypatch.setattr("compass_jax.experience.episodes.collection.START_S", 0.2)
+
+    def script(order, driver):
+        driver.ready = False
+
+    with episodes(script) as played:
         collected(played, tasks(1))
-        (first,) = played.verdicts.values()
-        assert (first.known, first.outcome) == (False, "error") and "status 7" in first.detail
-        played.verdicts.clear()
-        collected(played, tasks(1))
-        (second,) = played.verdicts.values()
-    assert second.known and len(drivers) == 2
+        (verdict,) = played.verdicts.values()
+    assert (verdict.known, verdict.outcome) == (False, "timeout")
+    assert "its driver was not ready after 0.2 s" in verdict.detail
+
+
+def test_why_an_episode_ended_is_what_its_driver_says():
+    def script(order, driver):
+        turn(order, OPENING, max_tokens=2)
+        message = done(order)
+        message["done"]["end"] = [None, 7, "", "x" * 300][order.row["n"]]
+        return message
+
+    with episodes(script) as played:
+        collected(played, tasks(4))
+        ends = {key.prompt - 1000: x.episode.get("end") for key, x in played.verdicts.items()}
+    assert ends == {0: None, 1: None, 2: None, 3: "x" * 200}
+
+
+DEATH = "the driver failed: its process ended with status 7"
+
+
+def test_the_episodes_of_a_driver_that_dies_are_played_anew_with_the_same_draws():
+    """One has ended, one waits for its environment, and one for a turn."""
+    drivers, died = [], threading.Event()
+
+    def script(order, driver):
+        choice = turn(order, OPENING, max_tokens=3)
+        if len(drivers) == 1 and order.row["n"]:
+            if order.row["n"] == 1:
+                time.sleep(0.3)
+                driver.die(DEATH)
+                died.set()
+                return None
+            died.wait(30)
+        tokens = [*OPENING, *choice["token_ids"], *REPLY]
+        status, _ = post(
+            order.url, {"token_ids": list(map(int, tokens)), "sampling_params": {"max_tokens": 4}}
+        )
+        return done(order) if status == 200 else None
+
+    def results(script):
+        with episodes(script, drivers) as played:
+            job, rollouts = collected(played, tasks(3), samples=2)
+            assert all(x.known for x in played.verdicts.values())
+            assert len(job.batcher.slots.free()) == ROLL.slots
+        return rollouts, np.asarray(job.routes)
+
+    rollouts, routes = results(script)
+    assert len(drivers) == 2
+    undisturbed, expected = results(script)  # its driver is the third
+    for key, one in rollouts.items():
+        for name in ("tokens", "logp", "entropy", "versions"):
+            measured = getattr(undisturbed[key], name)
+            np.testing.assert_array_equal(getattr(one, name), measured, err_msg=name)
+    np.testing.assert_array_equal(routes, expected)
+
+
+def test_an_episode_that_always_ends_its_driver_is_an_error_with_its_reason():
+    ended = []
+
+    def script(order, driver):
+        turn(order, OPENING, max_tokens=2)
+        if order.row["n"]:
+            while not ended:  # another episode ends before
+                time.sleep(0.01)
+            return driver.die(DEATH)
+        ended.append(1)
+        return done(order)
+
+    with episodes(script) as played:
+        _, rollouts = collected(played, tasks(2))
+        verdicts = {key.prompt - 1000: x for key, x in played.verdicts.items()}
+    assert verdicts[0].known and len(rollouts) == 2
+    assert (verdicts[1].known, verdicts[1].outcome) == (False, "error")
+    assert f"{DEATH}. The driver ended 3 times while" in verdicts[1].detail
 
 
 def test_a_driver_that_always_dies_ends_the_run():
     def script(order, driver):
-        driver.die("the driver failed: its process ended with status 7")
+        driver.die(DEATH)
 
     with episodes(script) as played:
-        for _ in range(2):
-            collected(played, tasks(1))
-        with pytest.raises(VerifierError, match="ended 3 times without an episode"):
+        collected(played, tasks(1))
+        (verdict,) = played.verdicts.values()
+        assert not verdict.known and DEATH in verdict.detail
+        with pytest.raises(VerifierError, match="ended 4 times without an episode"):
             collected(played, tasks(1))
 
 
@@ -427,7 +533,7 @@ def test_a_client_that_leaves_ends_its_request(monkeypatch):
         (verdict,) = played.verdicts.values()
     # Its branch is begun again in its place, and nothing that it sampled is counted.
     assert verdict.known
-    assert (verdict.components["branches"], verdict.components["dropped_tokens"]) == (1, 0)
+    assert (verdict.episode["branches"], verdict.episode["dropped_tokens"]) == (1, 0)
 
 
 def test_verdicts_that_no_buffer_has_are_in_the_state():
@@ -441,7 +547,7 @@ def test_verdicts_that_no_buffer_has_are_in_the_state():
 
 
 def test_plain_collections_play_no_episode():
-    with pytest.raises(Exception, match="only a training run plays episodes"):
+    with pytest.raises(Exception, match="compass train, eval and try alone play"):
         list(Collection(ENGINE, LOOSE, tasks(1), 1, Purpose.EVAL, 0))
 
 

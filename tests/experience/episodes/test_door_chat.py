@@ -327,6 +327,16 @@ def test_what_the_template_does_not_show_is_refused_with_its_reason(folders):
         assert len(script.events) == 1
 
 
+def test_messages_that_are_too_long_are_refused_with_the_limit_and_its_setting(folders):
+    limit = "this server takes 4000: shorten it, or raise rollout.prompt_buckets"
+    with scripted(tokenizer_of(folders)) as (script, ask):
+        with pytest.raises(openai.BadRequestError, match=limit):
+            ask([{"role": "user", "content": "7 - 5 " * 2000}])
+        with pytest.raises(openai.BadRequestError, match=r"that this server takes \(rollout\."):
+            ask([{"role": "user", "content": "7 - 5 " * 100_000}])
+        assert not script.events
+
+
 def test_log_probs_are_those_of_the_sampled_tokens(folders):
     with scripted(tokenizer_of(folders), "It is 2.") as (script, ask):
         choice = ask(QUESTION, logprobs=True)
@@ -422,8 +432,8 @@ def test_an_episode_by_chats_is_that_by_token_ids_bit_for_bit(folders):
     job, rollouts, verdicts = played_by(by_chats(texts), tokenizer)
     other_job, others, other_verdicts = played_by(by_ids(tokenizer), tokenizer)
     assert verdicts == other_verdicts
-    assert {x.components["branches"] for x in verdicts.values()} == {1}
-    assert max(x.components["turns"] for x in verdicts.values()) == 3
+    assert {x.episode["branches"] for x in verdicts.values()} == {1}
+    assert max(x.episode["turns"] for x in verdicts.values()) == 3
     for key, rollout in rollouts.items():
         for name in ("tokens", "logp", "entropy", "versions"):
             np.testing.assert_array_equal(getattr(rollout, name), getattr(others[key], name))
@@ -449,8 +459,8 @@ def test_a_run_on_a_harness_trains_as_that_on_its_environment(tmp_path):
     (expected, expected_groups), (measured, groups) = rows.values()
     assert len(expected) == len(measured) == 2
     for row, other in zip(expected, measured, strict=True):
-        assert row.keys() == other.keys() and row["reward/turns/mean"] > 1
-        assert other["reward/branches/mean"] == 1 and other["mismatch/kl_k3"] < 1e-10
+        assert row.keys() == other.keys() and row["episode/turns"] > 1
+        assert other["episode/branches"] == 1 and other["mismatch/kl_k3"] < 1e-10
         for name in row:
             np.testing.assert_allclose(other[name], row[name], rtol=1e-5, atol=1e-7, err_msg=name)
     texts = [
@@ -469,15 +479,20 @@ class Asking:
 
 
 class Failing(Asking):
+    result = 1.0
+
     def play(self, row):
-        return 1.0
+        return self.result
 
 
 def test_an_environment_that_plays_gets_the_address_and_returns_its_turn():
     order = SimpleNamespace(row={"n": 1}, seed=2, base_url="http://x/v1")
     verdict = asyncio.run(play(Asking(), order, None, None))
-    assert verdict == {"reward": 3.0, "metrics": {"length": 11.0}}
+    assert verdict == {"reward": 3.0, "metrics": {"length": 11.0}, "end": "environment"}
     with pytest.raises(EnvironmentFault, match="gave a float: make it a Turn"):
+        asyncio.run(play(Failing(), order, None, None))
+    Failing.result = Turn(0.5)  # the first field is the messages
+    with pytest.raises(EnvironmentFault, match=r"messages is 0.5: a reward is given as Turn\(rew"):
         asyncio.run(play(Failing(), order, None, None))
     for name in ("Asking", "Failing"):
         assert environment_class(f"{__file__}:{name}").__name__ == name

@@ -14,6 +14,7 @@ import pytest
 from episode_run import ENVIRONMENTS, episode_run
 from logged import lines, numbers
 
+from compass_jax.commands.cli import main
 from compass_jax.config import ConfigError, DataConfig, EpisodeSource, ZeroVarianceConfig
 from compass_jax.config.drafts import Drafts
 from compass_jax.config.rl_stage import RLStage
@@ -41,8 +42,9 @@ def test_the_sampled_turns_are_trained_on_with_the_routes_of_the_rollout(whole):
     folder, result = whole
     assert result["steps"] == 3 and not math.isnan(result["evaluation"].avg_at_k)
     for row in numbers(folder):
-        assert row["reward/unknown_frac"] == 0 and 1 <= row["reward/turns/mean"] <= 3
-        assert (row["reward/branches/mean"], row["reward/dropped_tokens/mean"]) == (1, 0)
+        assert row["reward/unknown_frac"] == 0 and 1 <= row["episode/turns"] <= 3
+        assert (row["episode/branches"], row["episode/dropped_tokens"]) == (1, 0)
+        assert 0 <= row["truncated_frac"] <= row["episode/truncated_frac"] <= 1
         # R3 in float32: training finds the routes of the rollout, and so its log-probs
         assert row["mismatch/kl_k3"] < 1e-10 and row["replay/flip_frac"] == 0
         shares = [value for name, value in row.items() if name.startswith("waste/frac_")]
@@ -156,14 +158,21 @@ def test_coroutines_are_awaited_and_a_failure_is_left_out_with_its_reason(tmp_pa
 
 
 def test_a_driver_that_dies_is_started_again(tmp_path):
-    source = {"options": (("folder", str(tmp_path)), ("asks", 1))}
-    config = episode_run(tmp_path, "Dying", source=source, prompts_per_step=4, steps=2)
-    try:
-        run_rl(config)
-    except StepFailed as error:  # the death may take all episodes of a step with it
-        assert "its process ended with status 7" in str(error)
-        assert run_rl(config)["steps"] == 2
-    assert len(numbers(tmp_path / "run")) == 2 and (tmp_path / "died").exists()
+    """Its episodes are played anew: the run is one in which nothing died."""
+    rows = {}
+    for name in ("undisturbed", "disturbed"):
+        folder = tmp_path / name
+        folder.mkdir()
+        if name == "undisturbed":
+            (folder / "died").touch()
+        source = {"options": (("folder", str(folder)), ("asks", 2)), "label": "count"}
+        assert run_rl(episode_run(folder, "Dying", source=source, steps=2))["steps"] == 2
+        rows[name] = numbers(folder / "run")
+        assert (folder / "died").exists()
+    for row, other in zip(*rows.values(), strict=True):
+        assert row.keys() == other.keys() and row["reward/unknown_frac"] == 0
+        for name in row:
+            np.testing.assert_allclose(other[name], row[name], rtol=1e-4, atol=1e-6, err_msg=name)
 
 
 def test_a_step_of_errors_alone_stops_the_run_and_is_played_anew(tmp_path):
@@ -307,3 +316,11 @@ def test_a_killed_trainer_takes_its_driver_with_it(tmp_path):
             return
         time.sleep(0.05)
     pytest.fail("the driver outlived its trainer")
+
+
+def test_compass_eval_plays_the_held_out_rows_of_a_run(whole):
+    folder, _ = whole
+    assert main(["eval", "--checkpoint", str(folder), "--out", str(folder / "again")]) == 0
+    names = "evaluation/summary.json", "again/summary.json"
+    run, again = (json.loads((folder / name).read_text())["sets"]["heldout"] for name in names)
+    assert again == run and again["prompts"] == 2

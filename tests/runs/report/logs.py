@@ -48,6 +48,38 @@ def _sample(text: str, reward: float) -> dict:
     }
 
 
+def write_episodes(folder: Path) -> Path:
+    """Writes a step of one group: an episode of two turns with a tool's error, and one that was
+    lost before its first token.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    said = [("environment", "user\nHow much?\n"), ("model", f"call {ATTACK}\U0001f600")]
+    said += [("environment", '{"error": "price: no tea"}'), ("model", "It is 3.")]
+    seconds = (0.25, 1.5, 0.125, 12.0)
+    parts = [
+        {"by": by, "chars": len(text), "tokens": len(text), "time_s": time_s}
+        for (by, text), time_s in zip(said, seconds, strict=True)
+    ]
+    record = {"turns": 2, "branches": 3, "dropped_tokens": 9, "branch": 1, "environment_s": 0.5}
+    text = "".join(text for _, text in said)
+    played = {**_sample(text, 0.75), "components": {"price": 0.5, "manners": 0.25}}
+    played |= {"parts": parts, "episode": {**record, "model_s": 13.5, "end": "turns"}}
+    lost = {**_sample("", 0.0), "outcome": "error", "error": "the shop is closed", "parts": []}
+    lost |= {"components": {}, "episode": {**record, "turns": 0, "branches": 0, "branch": 0}}
+    head = {"stage": "rl", "step": 1}
+    row = {"prompt": "How much?", "label": "Shop", "answer": "", "visit": 0}
+    count = len(text)
+    numbers = {"text": [1] * count, "entropy": [i / count for i in range(count)], "version": 1}
+    logs = {
+        "metrics": {**head, "metrics": {"reward/mean": 0.75, "episode/turns": 1.0}},
+        "rollouts": {**head, **row, "samples": [played, lost]},
+        "tokens": {**head, "group": 0, "means": {}, "samples": [{"sample": 0, **numbers}]},
+    }
+    for name, line in logs.items():
+        (folder / f"{name}.jsonl").write_text(json.dumps(line) + "\n")
+    return folder
+
+
 def write_full_run(folder: Path, steps: int = 40) -> Path:
     """Writes a run as the present version does: evaluations with their answers, labels, parts of
     the reward, histograms, times with a slow first step, settings and machine.

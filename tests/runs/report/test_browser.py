@@ -4,7 +4,7 @@ compares runs, and logs nothing to the console, whatever the run has logged."""
 import json
 
 import pytest
-from logs import ATTACK, write_full_run, write_run
+from logs import ATTACK, write_episodes, write_full_run, write_run
 
 from benchmarks.browser import NAMES, Browser, find_browser
 from benchmarks.report_page import synthetic_run
@@ -76,6 +76,39 @@ def test_the_policy_of_the_page_runs_no_other_script_and_fetches_nothing(browser
     assert browser.evaluate("document.title") == title
     refused = [error for error in browser.errors if "Content Security Policy" in error]
     assert len(refused) == 2 and "script-src" in refused[0] and "img-src" in refused[1]
+
+
+def test_an_episode_is_shown_turn_by_turn(browser, tmp_path):
+    browser.errors.clear()
+    browser.open(page_of(write_episodes(tmp_path)))
+    browser.choose("#kind", "with tool errors")
+    turns = browser.evaluate(
+        "[...document.querySelectorAll('.card:first-child .turn')].map((x) =>"
+        " [x.classList.contains('given'), x.querySelector('.facts').innerText,"
+        " x.querySelector('pre').innerText, x.querySelector('.fault')?.innerText ?? ''])"
+    )
+    assert turns[0] == [True, "given · 15 tokens · 0.25 s", "user\nHow much?\n", ""]
+    attack = f"call {ATTACK}\U0001f600"
+    assert turns[1] == [False, f"model, turn 1 · {len(attack)} tokens · 1.5 s", attack, ""]
+    assert turns[2][2:] == ['{"error": "price: no tea"}', "tool error: price: no tea"]
+    assert turns[3] == [False, "model, turn 2 · 8 tokens · 12 s", "It is 3.", ""]
+    facts = text(browser, ".facts.episode")
+    assert facts == (
+        "2 turns · branch 2 of 3 · 9 tokens in other branches · model 13.5 s · environment 0.5 s"
+        " · ended: all turns were used"
+    )
+    card = text(browser, ".card:first-child")
+    assert "price 0.5 · manners 0.25" in card and "reward 0.75" in card
+    lost = text(browser, ".card:nth-child(2)")
+    assert "no verdict" in lost and "the shop is closed" in lost
+    # the numbers of tokens are those of the whole response
+    browser.hover(".turn:nth-child(4) .t")
+    first = sum(len(x) for x in (turns[0][2], attack, turns[2][2])) + 1
+    assert f"token {first} of" in text(browser, "#tip")
+    browser.type("#search", "no tea")
+    browser.wait("document.querySelectorAll('.item').length === 1")
+    assert "Turns of an episode" in text(browser, "#curves")
+    assert browser.errors == [] and count(browser, "img") == 0
 
 
 def test_the_list_opens_with_the_groups_whose_rewards_vary(page, tmp_path):
@@ -356,7 +389,7 @@ def test_settings_are_searched_and_the_machine_is_named(full):
 
 def test_the_mismatch_of_the_page_has_every_logged_token(full):
     run = full.evaluate("JSON.parse(document.getElementById('data').textContent).runs[0]")
-    values = [s["values"] for g in run["groups"] for s in g["samples"] if s["values"]]
+    values = [s["values"] for g in run["groups"] for s in g["samples"] if s.get("values")]
     logged = sum(len(x["text"]) for x in values)
     assert f"of {logged:,} logged tokens" in text(full, "#mismatch")
 

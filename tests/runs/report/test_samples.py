@@ -3,10 +3,18 @@
 import json
 
 import pytest
+from logs import write_episodes
 
 from compass_jax.runs.report import ReportError
 from compass_jax.runs.report.embed import size_of
-from compass_jax.runs.report.samples import MOST_TEXT, evenly, read_samples
+from compass_jax.runs.report.samples import (
+    LEAST_TEXT,
+    MOST_TEXT,
+    evenly,
+    read_groups,
+    read_samples,
+    tool_errors,
+)
 
 PLENTY = 10**8
 
@@ -69,6 +77,46 @@ def test_a_long_text_keeps_its_beginning_and_its_end(tmp_path):
         assert text["left_out"] == len(long) - MOST_TEXT
 
 
+def test_a_response_of_several_parts_is_split_into_what_was_given_and_what_was_sampled(tmp_path):
+    (logged_group,), _ = read_samples(write_episodes(tmp_path), "rl", PLENTY)
+    played, lost = logged_group["samples"]
+    assert [(x["given"], x["time_s"]) for x in played["parts"]] == [
+        (True, 0.25),
+        (False, 1.5),
+        (True, 0.125),
+        (False, 12),
+    ]
+    texts = [x["text"] for x in played["parts"]]
+    assert texts[0] == "user\nHow much?\n" and texts[3] == "It is 3."
+    assert [x.get("errors") for x in played["parts"]] == [None, None, ["price: no tea"], None]
+    assert "response" not in played and played["episode"]["end"] == "turns"
+    assert lost["response"] == "" and lost["error"] == "the shop is closed"
+    # compass show and the commands that read groups have the whole text
+    (whole,) = read_groups(tmp_path)
+    assert whole["samples"][0]["response"] == "".join(texts)
+
+
+def test_the_parts_of_a_long_response_share_its_room(tmp_path):
+    part = {"by": "model", "chars": 30_000, "tokens": 1}
+    for count in (2, 100):
+        row = group(1, ("b" * 30_000 * count,))
+        row["samples"][0]["parts"] = [part] * count
+        write(tmp_path / "rollouts.jsonl", [row])
+        (logged_group,), _ = read_samples(tmp_path, "rl", PLENTY)
+        shown = [x["text"] for x in logged_group["samples"][0]["parts"]]
+        sizes = {len(x["head"]) + len(x["tail"]) for x in shown}
+        assert sizes == {max(MOST_TEXT // count, LEAST_TEXT)} and len(shown) == count
+        assert {x["left_out"] for x in shown} == {30_000 - sizes.pop()}
+
+
+def test_the_errors_of_tools_are_found_in_what_an_environment_said():
+    text = 'a {"error": "no tea"} {"error" : {"code": 7}} {"error": unfinished'
+    assert tool_errors(text) == ["no tea", "{'code': 7}"]
+    assert tool_errors('{"result": "no error"}') == []
+    assert tool_errors('{"error": ' + "[" * 100_000) == []
+    assert len(tool_errors('{"error": 1}' * 100)) == 8
+
+
 def test_a_run_of_an_earlier_version_still_has_its_samples(tmp_path):
     old = {"step": 1, "prompt": "1+1", "samples": [{"response": "2", "reward": 1}]}
     write(tmp_path / "rollouts.jsonl", [old])
@@ -98,6 +146,11 @@ def test_a_log_that_is_being_written_is_read_to_its_last_whole_line(tmp_path):
         ("rollouts", "[]", "line 2: it is damaged"),
         ("rollouts", '{"stage": "rl", "st', "line 2: it is damaged"),
         ("rollouts", "\x00\x00", "line 2: it is damaged"),
+        (
+            "rollouts",
+            json.dumps(group(1) | {"samples": [{"response": "", "parts": [1]}]}),
+            "damaged",
+        ),
         ("tokens", '{"stage": "rl", "step": 1, "group": 0}', "line 1: it is damaged.*means"),
         ("tokens", json.dumps(numbers(1, 0) | {"samples": [{"sample": 0}]}), "damaged.*text"),
     ],

@@ -19,7 +19,8 @@ function answersOf(title, samples) {
     const verdict = s.outcome === "ok" ? `reward ${plain(s.reward)}` : [s.outcome, s.error].filter(Boolean).join(": ");
     const kind = i === samples.length - 1 ? "greedy" : `sample ${i + 1}`;
     return el("div", { class: "answer" }, el("span", { class: "facts", text: `${kind} · ${verdict} · ${counted(s.tokens)} tokens${s.truncated ? " · truncated" : ""}` }),
-      el("pre", {}, ...textNodes(s.response)));
+      s.episode ? episodeFacts(s.episode) : null,
+      s.parts ? turnNodes(s) : el("pre", {}, ...textNodes(s.response)));
   }));
 }
 
@@ -30,9 +31,9 @@ function answerRow(a) {
   row.addEventListener("toggle", () => {
     if (!row.open || row.dataset.drawn) return;
     row.dataset.drawn = "1";
-    row.append(el("pre", { class: "prompt" }, ...textNodes(a.prompt)),
+    row.append(...[el("pre", { class: "prompt" }, ...textNodes(a.prompt)),
       wordsOf(a.answer) ? el("div", { class: "truth" }, el("span", { class: "dim", text: "reference " }), ...textNodes(a.answer)) : null,
-      el("div", { class: "two even" }, answersOf("before the first step", a.start), answersOf("after the last step", a.end)));
+      el("div", { class: "two even" }, answersOf("before the first step", a.start), answersOf("after the last step", a.end))].filter(Boolean));
   });
   return row;
 }
@@ -46,7 +47,7 @@ function answersSection() {
   const bar = el("div", { class: "bar" }, search, label, change);
   let shown = ANSWERS_SHOWN, timer = 0;
   search.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(() => refresh(), 120); });
-  const textOf = (a) => (a.text ??= [a.label, wordsOf(a.prompt), wordsOf(a.answer), ...[...(a.start ?? []), ...(a.end ?? [])].map((s) => wordsOf(s.response))].join("\n").toLowerCase());
+  const textOf = (a) => (a.text ??= [a.label, wordsOf(a.prompt), wordsOf(a.answer), ...[...(a.start ?? []), ...(a.end ?? [])].map(wordsIn)].join("\n").toLowerCase());
 
   function refresh(more = false) {
     const run = current(), words = search.value.trim().toLowerCase();

@@ -21,7 +21,7 @@ function factsOf(g) {
       reward: m,
       variance: rewards.length ? mean(rewards.map((r) => (r - m) ** 2)) : NaN,
       length: mean(g.samples.map((s) => s.tokens).filter(finite)),
-      text: [g.label, wordsOf(g.prompt), wordsOf(g.answer), ...g.samples.map((s) => wordsOf(s.response))]
+      text: [g.label, wordsOf(g.prompt), wordsOf(g.answer), ...g.samples.map(wordsIn)]
         .join("\n").toLowerCase(),
     };
   }
@@ -29,6 +29,12 @@ function factsOf(g) {
 }
 
 const wordsOf = (text) => (typeof text === "string" ? text : `${text.head} … ${text.tail}`);
+
+// The texts that a sample shows: its parts, or the response.
+const textsOf = (s) => (s.parts ? s.parts.map((p) => p.text) : [s.response]);
+const wordsIn = (s) => textsOf(s).map(wordsOf).join("\n");
+// with spaces in the place of what is left out
+const wholeText = (s) => textsOf(s).map((t) => (typeof t === "string" ? t : t.head + " ".repeat(t.left_out) + t.tail)).join("");
 
 // A text that may have lost its middle.
 function textNodes(text) {
@@ -75,35 +81,37 @@ function scaleOf(g, key) {
   return { low: least, high: top, fill: (v) => tint(COLOURS[key].rgb, 0.08 + 0.72 * Math.max(0, Math.min(1, (of(v) - least) / span))) };
 }
 
-// Draws a response; its tokens are spans with the number `data-i` where the run logged theirs.
-function paint(box, sample, key, scale) {
+// Draws a response, or a part of it whose tokens are those from `from` to `to`; they are spans with
+// the number `data-i` where the run logged theirs.
+function paint(box, sample, key, scale, text = sample.response, from = 0, to = Infinity) {
   box.sample = sample;
   const { values } = sample;
-  if (!values || !scale || values[key] === undefined) {
-    clear(box, ...textNodes(sample.response));
+  if (!values || !scale || values[key] === undefined || from >= values.text.length) {
+    clear(box, ...textNodes(text));
     return;
   }
-  const head = typeof sample.response === "string" ? sample.response : sample.response.head;
+  const head = typeof text === "string" ? text : text.head;
   // the run counts characters, and a character beyond 16 bits is two units here
   const units = /[\ud800-\udfff]/.test(head) ? Array.from(head) : head;
   const taken = (a, b) => (typeof units === "string" ? units.slice(a, b) : units.slice(a, b).join(""));
   const all = document.createDocumentFragment();
-  let at = 0, i = 0;
-  for (; i < values.text.length && (at < units.length || !values.text[i]); i++) {
-    const end = at + values.text[i], v = valueAt(values[key], i);
-    const piece = taken(at, end);
+  const end = Math.min(to, values.text.length);
+  let at = 0;
+  for (let i = from; i < end && (at < units.length || !values.text[i]); i++) {
+    const next = at + values.text[i], v = valueAt(values[key], i);
+    const piece = taken(at, next);
     const span = document.createElement("span");
     span.className = valueAt(values.clipped ?? 0, i) && key === "ratio" ? "t clipped" : "t";
     span.dataset.i = i;
-    span.textContent = piece || (i === values.text.length - 1 ? "■" : "·");
+    span.textContent = piece || (i === end - 1 ? "■" : "·");
     if (!piece) span.classList.add("silent");
     if (finite(v)) span.style.backgroundColor = scale.fill(v);
     all.append(span);
-    at = end;
+    at = next;
   }
   const rest = at < units.length ? taken(at, units.length) : "";
   if (rest) all.append(el("span", { class: "rest", text: rest, title: "The numbers of these tokens are not logged." }));
-  if (typeof sample.response !== "string") all.append(...textNodes(sample.response).slice(1));
+  if (typeof text !== "string") all.append(...textNodes(text).slice(1));
   clear(box, all);
 }
 
@@ -171,6 +179,7 @@ function groupView() {
     const samples = [...group.samples];
     if (order === "reward") samples.sort((a, b) => (b.reward ?? -1e9) - (a.reward ?? -1e9));
     if (order === "length") samples.sort((a, b) => (b.tokens ?? 0) - (a.tokens ?? 0));
+    cards.classList.toggle("broad", samples.some((s) => s.parts));
     clear(cards, ...samples.map((s) => card(s, group, key, scale)));
   }
   return { root, show };
@@ -194,9 +203,35 @@ function drawScale(legend, key, scale) {
     el("span", { text: `${plain(back(scale.high))} ${unit}` }));
 }
 
+// ---- episodes -----------------------------------------------------------------------------------
+
+const ENDS = { environment: "by the environment", turns: "all turns were used", tokens: "all tokens were used",
+  length: "a turn reached its limit" };
+const seconds = (x) => `${plain(x < 1 ? Number(x.toFixed(3)) : Number(x.toPrecision(3)))} s`;
+
+// What was given and what the model said, in turn.
+function turnNodes(s, key, scale) {
+  let from = 0, turn = 0;
+  return el("div", { class: "turns" }, ...s.parts.map((p) => {
+    const pre = el("pre", {}), facts = [p.given ? "given" : `model, turn ${++turn}`, `${counted(p.tokens)} tokens`];
+    if (finite(p.time_s)) facts.push(seconds(p.time_s));
+    paint(pre, s, key, scale, p.text, from, from += p.tokens);
+    return el("div", { class: p.given ? "turn given" : "turn" }, el("div", { class: "facts", text: facts.join(" · ") }),
+      ...(p.errors ?? []).map((text) => el("div", { class: "fault", text: `tool error: ${text}` })), pre);
+  }));
+}
+
+function episodeFacts({ turns, branch, branches, dropped_tokens: dropped, environment_s: tools, model_s: model, end }) {
+  const facts = [`${plain(turns)} ${turns === 1 ? "turn" : "turns"}`, `branch ${plain(branch + 1)} of ${plain(branches)}`];
+  if (dropped) facts.push(`${counted(dropped)} tokens in other branches`);
+  if (finite(model)) facts.push(`model ${seconds(model)}`, `environment ${seconds(tools)}`);
+  if (end) facts.push(`ended: ${ENDS[end] ?? end}`);
+  return el("div", { class: "facts episode", text: facts.join(" · ") });
+}
+
 function card(s, g, key, scale) {
-  const text = el("pre", { class: "text" });
-  paint(text, s, key, scale);
+  const text = s.parts ? turnNodes(s, key, scale) : el("pre", { class: "text" });
+  if (!s.parts) paint(text, s, key, scale);
   const node = el("article", { class: "card" });
   const put = (...parts) => node.append(...parts.filter(Boolean));
   const ok = s.outcome === "ok";
@@ -213,7 +248,7 @@ function card(s, g, key, scale) {
                 style: { "background-color": ok ? rewardTint(s.reward, g) : "transparent" } }),
       s.truncated ? el("span", { class: "badge", text: "truncated" }) : null,
       ok ? null : el("span", { class: "badge", text: "no verdict" }), widen),
-    el("div", { class: "facts", text: facts.join(" · ") }),
+    el("div", { class: "facts", text: facts.join(" · ") }), s.episode ? episodeFacts(s.episode) : null,
     parts.length ? el("div", { class: "facts", text: parts.join(" · ") }) : null, text);
   return node;
 }
@@ -240,7 +275,7 @@ function groupsSection() {
     "aria-label": "search prompts and responses" });
   const label = el("select", { id: "label", "aria-label": "label", on: { change: () => refresh() } });
   const kind = el("select", { id: "kind", "aria-label": "rewards", on: { change: () => refresh() } },
-    ...["all rewards", "rewards vary", "rewards equal", "with truncated", "without verdict"].map((x) => el("option", { value: x, text: x })));
+    ...["all rewards", "rewards vary", "rewards equal", "with truncated", "with tool errors", "without verdict"].map((x) => el("option", { value: x, text: x })));
   const order = el("select", { id: "order", "aria-label": "order", on: { change: () => refresh() } },
     ...Object.keys(ORDERS).map((x) => el("option", { value: x, text: x })));
   const only = el("input", { type: "checkbox", id: "only", on: { change: () => { state.only = only.checked; refresh(); } } });
@@ -250,7 +285,8 @@ function groupsSection() {
   const kinds = {
     "rewards vary": (g) => factsOf(g).variance > 0,
     "rewards equal": (g) => factsOf(g).variance === 0,
-    "with truncated": (g) => g.samples.some((s) => s.truncated),
+    "with truncated": (g) => g.samples.some((s) => s.truncated || ["turns", "tokens", "length"].includes(s.episode?.end)),
+    "with tool errors": (g) => g.samples.some((s) => s.parts?.some((p) => p.errors)),
     "without verdict": (g) => g.samples.some((s) => s.outcome !== "ok"),
   };
 

@@ -36,7 +36,7 @@ function histogram(sizes) {
 }
 
 function pieceOf(sample, i) {
-  const head = Array.from(typeof sample.response === "string" ? sample.response : sample.response.head);
+  const head = Array.from(wholeText(sample));
   const start = sample.values.text.slice(0, i).reduce((a, b) => a + b, 0);
   return JSON.stringify(head.slice(start, start + sample.values.text[i]).join("")).slice(1, -1) || "(no text)";
 }
