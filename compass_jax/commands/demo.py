@@ -91,7 +91,7 @@ def run_demo(out: str = "runs/demo", seed: int = 0, quick: bool = False) -> Json
 
 
 def _run(folder: Path, seed: int, quick: Quick | None) -> JsonObject:
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, emoji=False, highlight=False)
     sft, rl = demo_configs(folder, seed, quick)
     console.rule("1/4 cold start: supervised fine-tuning on short answers and some worked ones")
     trained = run_sft(sft)

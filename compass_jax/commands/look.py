@@ -37,7 +37,7 @@ def run_look(
     Returns the share of right ones among the ground truths that have a verdict; None if no one has.
     Raises the errors of reading the data.
     """
-    console = console or Console()
+    console = console or Console(emoji=False)
 
     def line(text: str) -> None:
         console.print(text, highlight=False, markup=False, soft_wrap=True)

@@ -46,7 +46,7 @@ def run(options: Merge) -> None:
 
 def _print(options: Merge, result: Json) -> None:
     """Prints each model's share of the merge, and the path of the result."""
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, emoji=False)
     for notice in result.notices:
         console.print(notice, highlight=False, markup=False)
     rows = [
@@ -94,5 +94,5 @@ def _sweep(options: Merge, merge: Any) -> None:
         for row in rows
     ]
     title = f"{options.method}: accuracy, {averaged(rows)}"
-    Console(soft_wrap=True).print(summary_table(table, title=title))
+    Console(soft_wrap=True, emoji=False).print(summary_table(table, title=title))
     print(f"written: {Path(options.out) / SUMMARY}")

@@ -53,7 +53,7 @@ def run_show(options: Show) -> None:
     available steps or labels, if no group matches.
     """
     run, step, label, choice = options.run, options.step, options.label, options.choice
-    console = Console()
+    console = Console(emoji=False)
     rows = list(read_groups(run))
     steps = sorted({row["step"] for row in rows})
     if not steps:

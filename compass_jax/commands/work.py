@@ -128,7 +128,7 @@ def plan(options: commands.Plan, config: RunConfig) -> int:
         remedy = ", or plan with what is here: --any-versions"
         check_versions(config.model.mixture.experts, remedy=remedy)
     width = None if sys.stdout.isatty() else 180
-    console = Console(stderr=options.json, highlight=False, width=width)
+    console = Console(stderr=options.json, highlight=False, emoji=False, width=width)
     with console.status("starting the TPU's compiler") as status:
         tell = status.update if console.is_terminal else console.print
         step = Step(config, topology_devices(options.topology), bool(options.samplers))
@@ -266,7 +266,7 @@ def report(options: commands.Report) -> None:
 
 def _printer() -> tuple[Console, Callable[[str], None]]:
     """Returns a console, and its function that prints a line unchanged."""
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, emoji=False)
     return console, partial(console.print, highlight=False, markup=False)
 
 

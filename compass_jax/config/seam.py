@@ -71,7 +71,9 @@ def seam_class(base: type[S], name: str) -> type[S]:
             f"{setting} is no subclass of compass_jax.config.{base.__name__}; derive it from there"
         )
     params: Any = getattr(cls, "__dataclass_params__", None)
-    if params is None or not params.frozen:
+    # A class without a decorator of its own inherits its parent's, and its settings do not exist.
+    own = "__dataclass_params__" in vars(cls) or not vars(cls).get("__annotations__")
+    if params is None or not params.frozen or not own:
         raise ConfigError(
             f"{setting} is no frozen dataclass; write @dataclass(frozen=True) above it"
         )

@@ -338,7 +338,7 @@ class Evaluator:
         if not scored.data.evaluated:
             raise ConfigError(NOTHING_TO_EVALUATE)
         self.policy, self.scored = policy, scored
-        console = Console(soft_wrap=True, quiet=not is_main_process())
+        console = Console(soft_wrap=True, emoji=False, quiet=not is_main_process())
         self.say_once = unique_notices(partial(console.print, highlight=False, markup=False))
         self._loaded: tuple[Engine, Sequence[PromptSet], Tokenizer] | None = None
 
@@ -412,7 +412,7 @@ def run_eval(
 
 
 def _show(evaluation: Evaluation, rewards: RewardConfig, checkpoint: str) -> None:
-    console = Console(soft_wrap=True, quiet=not is_main_process())
+    console = Console(soft_wrap=True, emoji=False, quiet=not is_main_process())
     console.print(notice(rewards.sandbox), highlight=False)
     for name, one in evaluation.sets.items():
         title = f"{checkpoint}: {'held-out prompts' if name == HELDOUT else name}"

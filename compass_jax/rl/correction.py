@@ -65,6 +65,7 @@ def correction_weight(
     require_shape("correction_weight", old_logp.shape, rollout_logp=rollout_logp, mask=mask)
     log_ratio = jax.lax.stop_gradient(token_log_ratio(old_logp, rollout_logp, mask))
     weight = correction.weights(CorrectionInputs(log_ratio, mask))
+    require_shape(f"{type(correction).__name__}.weights", mask.shape, result=weight)
     weight = jnp.where(mask, weight, jnp.ones((), weight.dtype))
     return weight, {
         "correction/weight_mean": mean_of(weight, mask),

@@ -8,6 +8,7 @@ from jaxtyping import Array, Bool, Float, Int
 from compass_jax.config import Advantage
 from compass_jax.rl.advantages.inputs import AdvantageInputs
 from compass_jax.rl.grouping import UNIFORM_WITHIN, group_statistics, per_row
+from compass_jax.rl.shapes import require_shape
 
 
 def group_advantage(
@@ -56,6 +57,7 @@ def group_advantage(
     varied = per_row(raw.decided & ~raw.uniform, group) & counted
     by_shaping = per_row(raw.uniform & (stats.high - stats.low > UNIFORM_WITHIN), group) & counted
     values, zero = advantage.responses(inputs), jnp.zeros((), reward.dtype)
+    require_shape(f"{type(advantage).__name__}.responses", reward.shape, result=values)
     if advantage.uniform_teaches:
         return jnp.where(counted, values, zero), by_shaping
     uniform = jnp.where(by_shaping, shaped - per_row(stats.mean, group), zero)

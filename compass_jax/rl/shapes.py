@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from compass_jax.base.aliases import Tree
 
 
@@ -12,8 +14,9 @@ def require_shape(where: str, shape: tuple[int | None, ...], **arrays: Tree) -> 
     for name, x in arrays.items():
         if x is None:
             continue
-        if len(x.shape) != len(shape) or any(
-            want is not None and want != have for want, have in zip(shape, x.shape)
+        given = np.shape(x)  # of a plain number too
+        if len(given) != len(shape) or any(
+            want is not None and want != have for want, have in zip(shape, given)
         ):
             expected = "[" + " ".join("*" if n is None else str(n) for n in shape) + "]"
-            raise ValueError(f"{where}: {name} has shape {list(x.shape)}, expected {expected}")
+            raise ValueError(f"{where}: {name} has shape {list(given)}, expected {expected}")

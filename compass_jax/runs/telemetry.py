@@ -62,7 +62,7 @@ class Telemetry:
         self.total_steps = total_steps
         self.stage = stage
         self.every_s = every_s
-        self.console = console or Console(file=sys.stdout, soft_wrap=True)
+        self.console = console or Console(file=sys.stdout, soft_wrap=True, emoji=False)
         self.check = check
         self.lost_log = lost_log
         names = ("metrics", "rollouts", "tokens") if writes else ()

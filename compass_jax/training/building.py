@@ -11,7 +11,6 @@ from functools import partial
 import numpy as np
 from jaxtyping import Float
 
-from compass_jax.base.aliases import Tree
 from compass_jax.base.records import Prompt
 from compass_jax.config import RunConfig
 from compass_jax.config.curriculum import at_step, stage_at
@@ -84,7 +83,7 @@ class Building:
         telemetry: Telemetry,
         printed: set[str] | None = None,
         pool: Pool | None = None,
-        transport: Callable[[Tree], WeightTransport] = transport_of,
+        transport: Callable[[RolloutEngine], WeightTransport] = transport_of,
         open_engine: OpenEngine | None = None,
         episodes: Episodes | None = None,
     ):

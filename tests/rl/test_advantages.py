@@ -223,3 +223,26 @@ def test_shapes_are_checked(unchecked):
         inspect.unwrap(grouping.group_statistics)(
             jnp.zeros(3), jnp.ones(2, bool), jnp.zeros(3, jnp.int32), 1
         )
+
+
+class ByGroup(GrpoAdvantage):
+    """An advantage of a user's with a wrong shape."""
+
+    def responses(self, inputs):
+        return inputs.statistics.mean
+
+
+class Constant(GrpoAdvantage):
+    """An advantage of a user's that returns a number."""
+
+    def responses(self, inputs):
+        return 0.5
+
+
+@pytest.mark.parametrize(("advantage", "given"), [(ByGroup(), "[1]"), (Constant(), "[]")])
+def test_an_advantage_of_another_shape_is_refused_by_name(advantage, given):
+    reward, group = jnp.array([0.0, 1.0, 1.0]), jnp.zeros(3, jnp.int32)
+    with pytest.raises(ValueError, match="has shape") as error:
+        advantages.group_advantage(advantage, reward, jnp.ones(3, bool), group, 1)
+    name = type(advantage).__name__
+    assert f"{name}.responses: result has shape {given}, expected [3]" in str(error.value)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from compass_jax.rl import correction
+from compass_jax.rl.corrections.icepop import IcePop
 from compass_jax.rl.diagnostics import finalize_diagnostics, merge_diagnostics
 
 mismatch = jax.jit(correction.mismatch)
@@ -60,3 +61,16 @@ def test_the_ratio_is_clamped_but_the_difference_is_not():
         and d["mismatch/logp_abs_diff"] == 100
         and d["mismatch/extreme_frac"] == 1
     )
+
+
+class OfRows(IcePop):
+    """A correction of a user's with a weight a row."""
+
+    def weights(self, inputs):
+        return jnp.ones(inputs.mask.shape[0])
+
+
+def test_a_correction_of_another_shape_is_refused_by_name():
+    logp, mask = jnp.zeros((4, 4)), jnp.ones((4, 4), bool)
+    with pytest.raises(ValueError, match=r"OfRows.weights: result has shape \[4\]"):
+        correction.correction_weight(logp, logp, mask, OfRows())

@@ -83,6 +83,13 @@ class Nameless(Advantage):
     pass
 
 
+class Undecorated(Advantage):
+    below: float = 1.0
+
+    def responses(self, inputs):
+        return inputs.reward
+
+
 @dataclass(frozen=True)
 class RootRatio(Correction):
     power: float = 0.5
@@ -180,6 +187,7 @@ def test_an_advantage_that_cannot_be_used_is_refused_with_status_2(user_file, ca
         ),
         (f"{user_file}:Reinforce", "is no subclass of compass_jax.config.Advantage"),
         (f"{user_file}:Nameless", "has no responses(inputs); define it"),
+        (f"{user_file}:Undecorated", "is no frozen dataclass; write @dataclass(frozen=True)"),
     ):
         status, text = refused(["--rl.advantage", name], capsys)
         assert status == 2 and message in text and "Traceback" not in text, text

@@ -123,7 +123,7 @@ def report(rulings: Sequence[Ruled], named: JsonMapping, out: str = "") -> Agree
 
 
 def _tell(numbers: Agreement, failures: dict[str, int], rulings: Sequence[Ruled]) -> None:
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, emoji=False)
     ties = sum(one.pair.gold == 0 for one in rulings)
     rows = [
         {"share": name.replace("_", " "), "value": number(value)}

@@ -77,7 +77,7 @@ def run_filter(
             write_atomically(lock.path / "summary.json", json.dumps(summary, indent=2) + "\n")
     finally:
         lock.__exit__()
-    console = Console(soft_wrap=True, quiet=not is_main_process())
+    console = Console(soft_wrap=True, emoji=False, quiet=not is_main_process())
     title = f"{checkpoint}: pass rates of the training prompts, {samples} samples each"
     console.print(summary_table(_table(rows), title=title))
     if summary["kept"]:
@@ -92,7 +92,7 @@ def _rates(
 ) -> list[PassRate]:
     """Returns the pass rate of each prompt; appends those that FILE lacks to it."""
     path, samples = lock.path / FILE, bounds.samples
-    console = Console(soft_wrap=True, quiet=not is_main_process())
+    console = Console(soft_wrap=True, emoji=False, quiet=not is_main_process())
     tell = partial(console.print, highlight=False, markup=False)
     data, rewards, rollout, seed = scored.data, scored.rewards, scored.rollout, scored.seed
     engine, decode, tokenizer = decoder_of(policy, data, seed, checkpoint)

@@ -84,7 +84,7 @@ def run_pipeline(
     Raises ConfigError for a stale stage that is not in `redo`.
     """
     check_outside(config)
-    console = Console(soft_wrap=True, highlight=False)
+    console = Console(soft_wrap=True, emoji=False, highlight=False)
     with FolderLock(config.run_dir):
         record = Record(config)
         for name in redo:
@@ -106,7 +106,7 @@ def describe_pipeline(config: PipelineConfig, status: bool) -> None:
     """Prints the progress of each stage and the results so far (`status`), or checks everything and
     prints the inputs and outputs of each stage.
     """
-    record, console = Record(config), Console(soft_wrap=True, highlight=False)
+    record, console = Record(config), Console(soft_wrap=True, emoji=False, highlight=False)
     if not status:
         check_outside(config)
         for line in lines(record):

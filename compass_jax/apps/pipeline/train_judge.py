@@ -65,7 +65,8 @@ def run_train_judge(config: RunConfig, scalar: bool = False) -> JsonObject:
     reward model.
     """
     config.validate_for_rl()
-    console, folder = Console(soft_wrap=True, quiet=not is_main_process()), Path(config.directory)
+    console = Console(soft_wrap=True, emoji=False, quiet=not is_main_process())
+    folder = Path(config.directory)
     training, heldout = split_pairs(config.data, config.seed)
     heldout = heldout[: config.data.eval_prompts]
     for line in (*balance(training), f"{len(heldout)} held-out pairs"):
@@ -106,7 +107,7 @@ def _measure_scalar(
     rated, run = Rated(model, training[:MOST_FOR_MARGIN]), str(folder / "scalar")
     named = {"judge": run, "tie_margin": rated.margin}
     agreement = report(rated.ruled(heldout), named, str(folder / "judged_scalar"))
-    console = Console(soft_wrap=True, quiet=not is_main_process())
+    console = Console(soft_wrap=True, emoji=False, quiet=not is_main_process())
     console.print(f"a difference of rewards up to {rated.margin:.3g} is called a tie: the best")
     console.print(f"threshold on the training pairs. The reward model: {run}")
     return agreement

@@ -82,7 +82,8 @@ def _prepare(stage: Prepare, folder: Path, _: Output) -> None:
     from compass_jax.runs.report import summary_table
 
     tally = prepare(stage.settings, str(folder), print)
-    Console(soft_wrap=True).print(summary_table(table(tally), title=f"{tally.rows:,} rows"))
+    console = Console(soft_wrap=True, emoji=False)
+    console.print(summary_table(table(tally), title=f"{tally.rows:,} rows"))
 
 
 def _distil(stage: Distil, folder: Path, _: Output) -> None:

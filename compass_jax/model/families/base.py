@@ -252,8 +252,8 @@ class Family:
             values = (f"{key[:100]} = {describe_value(raw[key])}" for key in keys)
             lines.append(
                 f"{', '.join(values)} is not supported (supported: the keys of a"
-                f" {self.model_type} model; remove {'this one' if len(keys) == 1 else 'those'}"
-                " that changes nothing that the model computes)"
+                f" {self.model_type} model; remove those that do not change what the model"
+                " computes)"
             )
         if (classes := complete.get("architectures")) not in (None, [], [self.architecture]):
             lines.append(unsupported("architectures", classes, self.architecture))

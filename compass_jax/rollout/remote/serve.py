@@ -139,7 +139,7 @@ class SamplerLoop:
 
     def __init__(self, address: str, patience_s: float):
         frames.secret()
-        console = Console(soft_wrap=True, quiet=not is_main_process())
+        console = Console(soft_wrap=True, emoji=False, quiet=not is_main_process())
         self._note = partial(console.print, highlight=False, markup=False)
         where = parse_address(address, "ADDRESS")
         self._link = Link(where, patience_s) if is_main_process() else None

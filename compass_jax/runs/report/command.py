@@ -32,7 +32,7 @@ def run_report(
     An empty `out` means report.html in the run's folder, or report_compared.html in the first of
     several. Raises ReportError if a folder has no run, or a log is damaged.
     """
-    console = console or Console()
+    console = console or Console(emoji=False)
     folders = list(dict.fromkeys(Path(run) for run in runs))
     runs_by_folder = {folder: _stages(folder) for folder in folders}
     for folder, stages in runs_by_folder.items():
@@ -54,7 +54,7 @@ def watch_report(
 
     The page reloads itself meanwhile. Waits for a run that has not logged its first step yet.
     """
-    console = console or Console()
+    console = console or Console(emoji=False)
     folders = list(dict.fromkeys(Path(run) for run in runs))
     last_line = ""
     while any(map(is_locked, folders)):
