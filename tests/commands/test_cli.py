@@ -49,7 +49,7 @@ def calls(monkeypatch, tmp_path):
             )
             for name in functions.split()
         }
-        record["Evaluator"] = lambda policy, scored: (policy, scored)
+        record["Evaluator"] = lambda policy, scored, _: (policy, scored)
         monkeypatch.setitem(sys.modules, f"compass_jax.{room}", types.SimpleNamespace(**record))
     return records
 
