@@ -62,6 +62,7 @@ LAYERS = {
     "chat": {"untrusted", "chat"},
     "tools": {"chat"},
     "tasks": {"config", "untrusted", "chat", "tasks"},
+    "tasks.mcp": {"tasks", "tools", "extras"},
     "rewards": {"records", "config", "untrusted", "chat", "tasks", "verifiers", "rewards"},
     "rewards.penalties": set(),
     "verifiers": {"untrusted", "chat", "verifiers"},
