@@ -4,8 +4,8 @@
         [--results benchmarks/results/episode_kills.jsonl]
 
 Three steps of four episodes, on a tiny mixture of experts and an environment that depends on the
-sampled tokens alone (relay.py). One run is undisturbed. In run n the seed n draws the moment, and
-n mod 3 says who is killed by SIGKILL. The plan, written before its runs:
+sampled tokens alone (relay.py). One run is undisturbed. In run n the seed n draws the step and the
+moment in it, and n mod 3 says who is killed by SIGKILL. The plan, written before its runs:
 
 driver: another one is started, and the run ends with the samples and the metrics of the undisturbed
     run, bit for bit.
@@ -56,7 +56,7 @@ KINDS = ("driver", "client", "trainer")
 STEPS, PROMPTS, GROUP = 3, 2, 2
 LENGTH = 64
 TIMEOUT_S = 600.0  # of a run
-ATTEMPTS = 4  # to kill before the run ends, each at half the moment of the one before
+ATTEMPTS = 4  # to kill before the run ends, each after half the time of the one before
 CLOCKS = ("time/", "memory/", "rollout/")
 assert OPENING + TURNS * (TURN + REPLY) < LENGTH
 
@@ -149,23 +149,25 @@ class Trainer:
         processes = drivers if kind == "driver" else [y for x in drivers for y in _children(x)]
         return next(iter(processes), None)
 
-    def until_driver(self) -> None:
-        """Waits until the run has started its driver."""
-        while not any(self.directory.glob("drivers/*.log")) and self.process.is_alive():
-            time.sleep(0.01)
+    @property
+    def steps(self) -> int:
+        """The number of steps that the run has logged; -1 before its driver's start."""
+        started = any(self.directory.glob("drivers/*.log"))
+        return len(finished(self.directory / "metrics.jsonl")) if started else -1
 
-    def kill(self, kind: str, after_s: float) -> int | None:
-        """Kills a process so many seconds after the driver's start; returns the number of steps
-        that the run has logged, or None if it ended before.
+    def kill(self, kind: str, steps: int, after_s: float) -> int | None:
+        """Kills a process so many seconds after a number of steps; returns the number of steps that
+        the run has logged then, or None if it ended before.
         """
-        self.until_driver()
+        while self.steps < steps and self.process.is_alive():
+            time.sleep(0.01)
         deadline = time.monotonic() + after_s
         while self.process.is_alive():
-            steps = len(finished(self.directory / "metrics.jsonl"))
+            logged = self.steps
             victim = self.victim(kind) if time.monotonic() >= deadline else None
             if victim is not None:
                 os.kill(victim, signal.SIGKILL)
-                return steps
+                return logged
             time.sleep(0.002)
         return None
 
@@ -185,33 +187,28 @@ def _command(pid: int) -> str:
         return ""
 
 
-def undisturbed(out: Path) -> tuple[Path, float]:
-    """Returns the directory of a run that nothing disturbs, and the seconds that it took from its
-    driver's start.
-    """
+def undisturbed(out: Path) -> tuple[Path, list[float]]:
+    """Returns the directory of a run that nothing disturbs, and the seconds of its steps."""
     folder = out / "undisturbed"
-    file = folder / "seconds.json"
-    if not file.exists():
-        for _ in range(2):  # the first one compiles
+    while len(rows := finished(folder / "run" / "metrics.jsonl")) < STEPS:
+        # programs of other runs are there already: their steps are not those of a first run
+        for _ in range(1 if (out / "programs").exists() else 2):
             shutil.rmtree(folder, ignore_errors=True)
-            trainer = Trainer(folder)
-            trainer.until_driver()
-            began = time.monotonic()
-            if status := trainer.wait():
+            if status := Trainer(folder).wait():
                 sys.exit(f"the undisturbed run ended with status {status}: {folder}/log.txt")
-            seconds = time.monotonic() - began
-        file.write_text(json.dumps(seconds))
-    return folder / "run", float(json.loads(file.read_text()))
+    return folder / "run", [row["metrics"]["time/step_s"] for row in rows]
 
 
-def killed(seed: int, out: Path, expected: Path, span_s: float) -> dict[str, Any]:
+def killed(seed: int, out: Path, expected: Path, steps_s: Sequence[float]) -> dict[str, Any]:
     """Runs the run of a seed, and returns its row."""
     kind, folder = KINDS[seed % len(KINDS)], out / f"{seed:03d}"
-    after_s, began = random.Random(seed).uniform(0.0, span_s), time.monotonic()
+    draw, began = random.Random(seed), time.monotonic()
+    chosen = draw.randrange(STEPS)
+    after_s = draw.uniform(0.0, steps_s[chosen])
     for _ in range(ATTEMPTS):
         shutil.rmtree(folder, ignore_errors=True)
         trainer = Trainer(folder)
-        steps = trainer.kill(kind, after_s)
+        steps = trainer.kill(kind, chosen, after_s)
         status = trainer.wait()
         if steps is not None:
             break
@@ -281,12 +278,12 @@ def main(words: Sequence[str] | None = None) -> None:
     arguments = parser.parse_args(words)
     began, out = time.monotonic(), arguments.out.absolute()
     done = {row["seed"] for row in finished(arguments.results)}
-    expected, span_s = undisturbed(out)
+    expected, steps_s = undisturbed(out)
     for seed in range(arguments.runs):
         if arguments.minutes and time.monotonic() - began > 60 * arguments.minutes:
             break
         if seed not in done:
-            row = killed(seed, out, expected, span_s)
+            row = killed(seed, out, expected, steps_s)
             append(arguments.results, row)
             print(json.dumps(row), flush=True)
     rows = finished(arguments.results)

@@ -43,7 +43,7 @@ class _Playing:
         """Returns the seconds since the model's last turn ended, 0 while another one is sampled."""
         return 0.0 if self.session.live else max(now - self.since, 0.0)
 
-    def record(self, agent: str, now: float) -> JsonObject:
+    def record(self, agent: str, now: float) -> dict[str, object]:
         """Returns how the episode went until `now`, whose verdict is that of `agent`."""
         environment_s = self.spent_s + self.waited_s(now)
         return record_of(self.session, agent, environment_s, now - self.began)

@@ -32,7 +32,9 @@ METRICS = {
 TextOf = Callable[[Rollout], str]
 
 
-def record_of(session: Session, agent: str, environment_s: float, total_s: float) -> JsonObject:
+def record_of(
+    session: Session, agent: str, environment_s: float, total_s: float
+) -> dict[str, object]:
     """Returns the record of an episode, whose trained branch is one of `agent`, without its end."""
     branch = session.trained(agent)
     sampled, replies = (0, []) if branch is None else (branch.sampled, branch.replies)
@@ -75,7 +77,7 @@ def response_row(rollout: Rollout, score: Score, text_of: TextOf) -> JsonObject:
         return {"response": text_of(rollout)}
     record = dict(score.episode)
     replies = [Timed(*x) for x in record.pop("replies", ())]
-    texts, parts, start = list[str](), list[JsonObject](), len(rollout.prompt.tokens)
+    texts, parts, start = list[str](), list[dict[str, object]](), len(rollout.prompt.tokens)
     prompt, without = rollout.prompt, replace(rollout.prompt, tokens=rollout.tokens[:0])
     for tokens in rollout.stretches if rollout.response_length else ():
         piece = replace(rollout, prompt=without, tokens=tokens)

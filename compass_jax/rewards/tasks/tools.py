@@ -56,22 +56,26 @@ class Tool:
     def run(self, call: ToolCall) -> str:
         """Returns the function's result as text, or {"error": ...}."""
         if len(call.positional) > len(self._fields):
-            return _error(f"{self.name} takes {len(self._fields)} arguments")
+            return error_text(f"{self.name} takes {len(self._fields)} arguments")
         by_position = dict(zip(self._fields, call.positional))
         if twice := by_position.keys() & call.arguments.keys():
-            return _error(f"{self.name} gets {min(twice)} twice")
+            return error_text(f"{self.name} gets {min(twice)} twice")
         arguments = call.typed(self.schema["function"]["parameters"]).arguments
+        return self.called({**by_position, **arguments})
+
+    def called(self, arguments: JsonObject) -> str:
+        """Returns the function's result as text, or that of a fault."""
         try:
-            values = self._model.model_validate({**by_position, **arguments})
+            values = self._model.model_validate(arguments)
         except ValidationError as error:
-            return _error(f"{self.name}: {_first_problem(error)}")
+            return error_text(f"{self.name}: {_first_problem(error)}")
         passed = [name for name in self._fields if f"field_{name}" in values.model_fields_set]
         try:
-            return _as_text(
+            return answer_text(
                 self.function(**{name: getattr(values, f"field_{name}") for name in passed})
             )
         except Exception as error:
-            return _error(f"{self.name}: {type(error).__name__}: {error}"[:1000])
+            return error_text(f"{self.name}: {type(error).__name__}: {error}"[:1000])
 
 
 class Tools:
@@ -92,13 +96,15 @@ class Tools:
     def run(self, call: ToolCall) -> str:
         """Returns the answer to a call as text; the text of a fault is {"error": ...}."""
         if (tool := self._tools.get(call.name)) is None:
-            return _error(f"there is no tool {call.name[:80]!r}; there is {', '.join(self._tools)}")
+            return error_text(
+                f"there is no tool {call.name[:80]!r}; there is {', '.join(self._tools)}"
+            )
         return tool.run(call)
 
     def answer(self, message: Message) -> list[dict[str, str]]:
         """Returns the messages that answer the calls of a turn, in their order."""
         if message.malformed:
-            return [{"role": "tool", "content": _error(f"no call: {message.malformed}"[:1000])}]
+            return [{"role": "tool", "content": error_text(f"no call: {message.malformed}"[:1000])}]
         return [
             {"role": "tool", "name": call.name, "content": self.run(call)} for call in message.calls
         ]
@@ -181,11 +187,13 @@ def _first_problem(error: ValidationError) -> str:
     return f"{place[:80]}: {problem['msg']}"
 
 
-def _as_text(value: Any) -> str:
+def answer_text(value: Any) -> str:
+    """Returns a result as text of bounded length."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     more = len(text) - MOST_CHARS
     return text if more <= 0 else f"{text[:MOST_CHARS]}... ({more:,} more characters)"
 
 
-def _error(reason: str) -> str:
+def error_text(reason: str) -> str:
+    """Returns the text of a fault, for the model."""
     return json.dumps({"error": reason}, ensure_ascii=False)

@@ -192,13 +192,13 @@ def _display(value: Json, most: int | None) -> str | JsonObject:
     return {"head": text[: most - tail], "left_out": len(text) - most, "tail": text[-tail:]}
 
 
-def _response(sample: JsonMapping, most: int) -> JsonObject:
+def _response(sample: JsonMapping, most: int) -> dict[str, object]:
     """Returns a sample's response, or the parts of one that the model did not say alone: each with
     its text, tokens and seconds, and the errors that tools answered with.
     """
     if not sample.get("parts"):
         return {"response": _display(sample["response"], most)}
-    parts, start = list[JsonObject](), 0
+    parts, start = list[dict[str, object]](), 0
     for part in sample["parts"]:
         text = sample["response"][start : start + int(part["chars"])]
         start += len(text)
@@ -224,7 +224,7 @@ def tool_errors(text: str) -> list[str]:
     return errors[:MOST_ERRORS]
 
 
-def _record(record: JsonMapping) -> JsonObject:
+def _record(record: JsonMapping) -> dict[str, object]:
     """Returns how an episode went: numbers by name, and its end."""
     numbers = {str(name): number(x) for name, x in record.items() if name != "end"}
     return numbers | ({"end": str(record["end"])} if "end" in record else {})
