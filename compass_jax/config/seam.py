@@ -72,8 +72,8 @@ def seam_class(base: type[S], name: str) -> type[S]:
         )
     params: Any = getattr(cls, "__dataclass_params__", None)
     # A class without a decorator of its own inherits its parent's, and its settings do not exist.
-    own = "__dataclass_params__" in vars(cls) or not vars(cls).get("__annotations__")
-    if params is None or not params.frozen or not own:
+    is_decorated = "__dataclass_params__" in vars(cls) or not vars(cls).get("__annotations__")
+    if params is None or not params.frozen or not is_decorated:
         raise ConfigError(
             f"{setting} is no frozen dataclass; write @dataclass(frozen=True) above it"
         )

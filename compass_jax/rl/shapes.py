@@ -14,9 +14,9 @@ def require_shape(where: str, shape: tuple[int | None, ...], **arrays: Tree) -> 
     for name, x in arrays.items():
         if x is None:
             continue
-        given = np.shape(x)  # of a plain number too
-        if len(given) != len(shape) or any(
-            want is not None and want != have for want, have in zip(shape, given)
+        sizes = np.shape(x)  # of a plain number too
+        if len(sizes) != len(shape) or any(
+            want is not None and want != have for want, have in zip(shape, sizes)
         ):
             expected = "[" + " ".join("*" if n is None else str(n) for n in shape) + "]"
-            raise ValueError(f"{where}: {name} has shape {list(given)}, expected {expected}")
+            raise ValueError(f"{where}: {name} has shape {list(sizes)}, expected {expected}")
