@@ -157,7 +157,8 @@ def _reading(
     policy: PolicyConfig, scored: ScoredConfig, weights: str | None, init_from: str, tell: Tell
 ) -> list[str]:
     """Returns lines on the prompts and weights of a command that does not train."""
-    train, evaluated = _prompts(policy.model.vocab_size, scored, tell)
+    trains = bool(scored.data.sources)  # compass eval --env has none
+    train, evaluated = _prompts(policy.model.vocab_size, scored, tell, trains)
     with open_scorer(scored.rewards, scored.data):
         pass
     if weights is not None:
@@ -170,12 +171,15 @@ def _reading(
     return [f"{name:9}  {value}" for name, value in rows.items()]
 
 
-def _prompts(vocab_size: int, scored: ScoredConfig, tell: Tell) -> tuple[list[Prompt], str]:
+def _prompts(
+    vocab_size: int, scored: ScoredConfig, tell: Tell, trains: bool = True
+) -> tuple[list[Prompt], str]:
     """Returns the training prompts after filters, and a description of the evaluation's prompts."""
     data, rewards, seed = scored.data, scored.rewards, scored.seed
     tokenizer, longest = load_tokenizer(data, vocab_size), scored.rollout.prompt_buckets[-1]
     tell = unique_notices(tell)
-    train = fitting(train_prompts(data, tokenizer, seed, tell), longest, data.overlong, tell)
+    train = train_prompts(data, tokenizer, seed, tell) if trains else []
+    train = fitting(train, longest, data.overlong, tell)
     train = kept_prompts(train, data.keep_file).prompts
     for line in missing_requests(
         data, rewards.answer_tag, train, partial(tokenizer.decode, special=True)

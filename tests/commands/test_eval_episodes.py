@@ -47,6 +47,12 @@ def test_every_row_has_k_episodes_and_a_greedy_one(model, tmp_path, capsys):
     assert (tmp_path / "out" / "drivers").is_dir()
 
 
+def test_a_dry_run_counts_the_rows(model, capsys):
+    command = ["eval", "--env", f"{COUNTING}:Counting", "--checkpoint", model, "--dry-run"]
+    assert main([*command, *SMALL]) == 0
+    assert "prompts    0 of the training, 12 held out" in capsys.readouterr().out
+
+
 def test_an_error_is_counted_apart_and_is_no_reward(model, tmp_path, capsys):
     words = ["--data.sources.0.timeout-s", "2"]
     summary, rows = evaluated(model, "Failing", tmp_path / "out", *words)
