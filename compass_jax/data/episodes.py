@@ -38,7 +38,7 @@ def command_of(source: EpisodeSource) -> Command:
 
 def setup_of(source: EpisodeSource, mode: str, **more: object) -> JsonObject:
     """Returns the first line that a driver reads."""
-    names = ("env", "memory_gib", "size")
+    names = ("env", "memory_gib", "size", "turns")
     fields = {name: getattr(source, name) for name in names}
     return {**fields, "options": source.settings, "mode": mode, **more}
 

@@ -110,10 +110,11 @@ class Session:
         `agent`. Raises Refused.
         """
         if len(tokens) >= self.most_tokens:
+            # harnesses end a conversation at an error with the words "maximum context length"
             raise Refused(
-                f"{len(tokens)} tokens leave no room for a reply: an episode has at most"
-                f" {self.most_tokens}; end it, or raise rollout.max_new_tokens (the limit is"
-                " rollout.prompt_buckets[-1] + rollout.max_new_tokens)"
+                f"{len(tokens)} tokens leave no room for a reply: the maximum context length of an"
+                f" episode is {self.most_tokens} tokens; end it, or raise rollout.max_new_tokens"
+                " (the limit is rollout.prompt_buckets[-1] + rollout.max_new_tokens)"
             )
         if self.turns >= self.most_turns * MOST_BRANCHES:
             raise Refused(f"the episode has had {self.turns} replies, more than its turns allow")

@@ -7,6 +7,9 @@ package renderers, so that the tokens of a turn are kept, and sample through Tra
     env = "verifiers:NAME"      the id of a task set, as `--env.taskset.id`
     options                     fields of its task set; "env" and "renderer" have mappings of the
                                 environment's other fields and of the renderer's
+
+An agent's harness may be CHAT, verifiers' chat loop (null) in this process: null starts a Python
+program for each turn of its user.
 """
 
 from __future__ import annotations
@@ -19,39 +22,86 @@ import resource
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack
+from types import ModuleType
 from typing import Any
 
 Fields = dict  # a JSON object
 Tell = Callable[..., None]
+Ask = Callable[[Fields], Awaitable[tuple[int, str]]]
+CallTool = Callable[[str, Fields], Awaitable[Any]]
 MOST_DETAIL = 2000  # characters of an error
 MODEL = "policy"
 OWN_OPTIONS = ("env", "renderer")
+CHAT = "compass_chat"  # the id of the harness
 
 
 def environment_of(setup: Fields) -> Any:
-    """Returns the environment that a setup names. Agents without a runtime have one of this
-    machine: the default is a service in the cloud.
-    """
+    """Returns the environment that a setup names."""
     from verifiers.v1.configs.agent import agent_config_fields
     from verifiers.v1.utils.loaders import load_environment, resolve_env_config
 
+    sys.modules[CHAT] = chat_module()
     options = setup["options"]
     taskset = {key: value for key, value in options.items() if key not in OWN_OPTIONS}
     name = setup["env"].partition(":")[2]
     data = {**options.get("env", {}), "taskset": {**taskset, "id": name}}
-    for role, agent in agent_config_fields(resolve_env_config(data)).items():
-        if "runtime" not in agent.model_fields_set:
-            data[role] = {**data.get(role, {}), "runtime": {"type": "subprocess"}}
+    agents = agent_config_fields(resolve_env_config(data))
+    data |= {
+        role: {**data.get(role, {}), **agent_defaults(agent, setup["turns"])}
+        for role, agent in agents.items()
+    }
     return load_environment(resolve_env_config(data))
 
 
-def row_of(data: Any) -> Fields:
-    """Returns the row of a task's data. A task without a prompt is known by its other fields."""
-    fields = data.model_dump(mode="json")
-    prompt = fields.get("prompt")
-    text = prompt if isinstance(prompt, str) and prompt else json.dumps(fields, sort_keys=True)
-    return {"prompt": text[:100_000], "data": json.dumps(fields)}
+def agent_defaults(agent: Any, turns: int) -> Fields:
+    """Returns the fields that an agent's settings lack: a runtime of this machine (verifiers' is a
+    service in the cloud), and at most `turns` turns. The door refuses further ones, and verifiers
+    would take this for an error.
+    """
+    fields: Fields = {}
+    if "runtime" not in agent.model_fields_set:
+        fields["runtime"] = {"type": "subprocess"}
+    if agent.max_turns is None or agent.max_turns > turns:
+        fields["max_turns"] = turns
+    return fields
+
+
+def share_connections() -> None:
+    """Makes the clients of all episodes use one pool of connections. Each episode has an address,
+    and so a client, which verifiers keeps to its end: with a pool of its own it takes 45 ms to
+    build, and 0.8 MiB.
+    """
+    from openai import AsyncOpenAI
+    from verifiers.v1.clients import base, train
+
+    pools: list[Any] = []
+
+    def build(config: Any) -> Any:
+        if not pools:
+            pools.append(base.build_async_httpx(config))
+        return AsyncOpenAI(
+            base_url=config.base_url,
+            api_key=base.resolve_api_key(config),
+            max_retries=base.MAX_RETRIES,
+            http_client=pools[0],
+        )
+
+    train.build_async_openai = build
+
+
+def rows_of(tasks: Sequence[Fields] | Iterator[Fields]) -> Iterator[Fields]:
+    """Yields the rows of tasks' data. A task is known by its prompt, and without one, or with that
+    of an earlier task, by all its fields: each game of Wordle has the same prompt.
+    """
+    known: set[str] = set()
+    for fields in tasks:
+        prompt = fields.get("prompt")
+        named = isinstance(prompt, str) and prompt and prompt not in known
+        text = prompt if named else json.dumps(fields, sort_keys=True)
+        known.add(text)
+        yield {"prompt": text[:100_000], "data": json.dumps(fields)}
 
 
 def rows(environment: Any, size: int, tell: Tell) -> None:
@@ -60,8 +110,99 @@ def rows(environment: Any, size: int, tell: Tell) -> None:
     if not size and not taskset.bounded:
         tell(refused="its task set is endless: set size, the number of its tasks to take")
         return
-    for task in itertools.islice(iter(taskset), size or None):
-        tell(row=row_of(task.data))
+    tasks = itertools.islice(iter(taskset), size or None)
+    for row in rows_of(task.data.model_dump(mode="json") for task in tasks):
+        tell(row=row)
+
+
+async def converse(messages: list[Fields], tools: list[Fields], ask: Ask, call: CallTool) -> str:
+    """Asks for turns and makes their calls of tools until a turn has no call. Returns why the model
+    gave no turn, else an empty text.
+    """
+    while True:
+        body = {"model": MODEL, "messages": messages, **({"tools": tools} if tools else {})}
+        status, answer = await ask(body)
+        if status != 200:
+            return answer
+        message = json.loads(answer)["choices"][0]["message"]
+        messages.append(message)
+        calls = message.get("tool_calls") or []
+        for asked in calls:
+            function = asked["function"]
+            try:
+                arguments = dict(json.loads(function["arguments"] or "{}"))
+            except (TypeError, ValueError) as error:
+                content = f"error: the tool's arguments are no JSON object ({error}); call it again"
+            else:
+                content = await call(function["name"], arguments)
+            answered = {"role": "tool", "tool_call_id": asked["id"], "name": function["name"]}
+            messages.append({**answered, "content": content})
+        if not calls:
+            return ""
+
+
+def chat_module() -> ModuleType:
+    """Returns the module of the harness CHAT, as verifiers imports a harness."""
+    import httpx
+    from verifiers.v1.configs.harness import HarnessConfig
+    from verifiers.v1.dialects.chat import message_to_wire
+    from verifiers.v1.harness import Harness
+    from verifiers.v1.harnesses.utils.compaction import CONTEXT_OVERFLOW_MARKERS
+    from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
+    from verifiers.v1.runtimes import ProgramResult
+
+    class ChatHarness(Harness[HarnessConfig]):
+        """A chat loop with the task's tools, and no others."""
+
+        APPENDS_SYSTEM_PROMPT = True
+        SUPPORTS_MCP = True
+        SUPPORTS_RESUME = True
+        EXECUTES_CODE = False
+        NEEDS_CONTAINER = False
+
+        async def launch(
+            self,
+            ctx: Any,
+            trace: Any,
+            runtime: Any,
+            endpoint: str,
+            secret: str,
+            mcp_urls: Mapping[str, str],
+            data: Any,
+        ) -> Any:
+            system, prompt = self.resolve_prompt(data)
+            messages = [{"role": "system", "content": system}] if system else []
+            if isinstance(prompt, str):
+                messages.append({"role": "user", "content": prompt})
+            else:
+                messages += map(message_to_wire, prompt or ())
+            timeout_s = self.config.tool_timeout
+            specs = {name: {"url": url, "timeout": timeout_s} for name, url in mcp_urls.items()}
+            async with AsyncExitStack() as stack:
+                tools, places, servers = await connect_mcp({"mcpServers": specs}, stack)
+                # the address is this machine's: verify only takes time
+                client = httpx.AsyncClient(timeout=None, verify=False)
+                await stack.enter_async_context(client)
+
+                async def ask(body: Fields) -> tuple[int, str]:
+                    headers = {"Authorization": f"Bearer {secret}"}
+                    url = f"{endpoint}/chat/completions"
+                    reply = await client.post(url, json=body, headers=headers)
+                    return reply.status_code, reply.text
+
+                async def call(name: str, arguments: Fields) -> Any:
+                    if name not in places:
+                        return f"error: unknown tool {name!r}"
+                    return await call_mcp(servers, places, name, arguments)
+
+                fault = await converse(messages, tools, ask, call)
+            # as in null: a conversation without room for a turn ends, and has a reward
+            full = any(x in fault.casefold() for x in CONTEXT_OVERFLOW_MARKERS)
+            return ProgramResult(exit_code=int(bool(fault and not full)), stdout="", stderr=fault)
+
+    module = ModuleType(CHAT)
+    module.__dict__.update({"ChatHarness": ChatHarness, "__all__": ["ChatHarness"]})
+    return module
 
 
 class Players:
@@ -169,6 +310,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     try:
         environment = environment_of(setup)
+        share_connections()
         if setup["mode"] == "rows":
             return rows(environment, setup["size"], tell)
     except Exception as error:

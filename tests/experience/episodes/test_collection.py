@@ -216,8 +216,8 @@ WRONG = {
     ),
     "no room": (
         {"token_ids": [2] * 40},
-        "40 tokens leave no room for a reply: an episode has at most 40; end it, or raise"
-        " rollout.max_new_tokens",
+        "40 tokens leave no room for a reply: the maximum context length of an episode is 40"
+        " tokens; end it, or raise rollout.max_new_tokens",
     ),
     "more than all": (
         {"token_ids": [2] * 41},
