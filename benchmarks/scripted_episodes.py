@@ -1,6 +1,6 @@
 """Scripted episodes of environments of verifiers, for the cold starts of episode_curves.py.
 
-    PYTHON benchmarks/scripted_episodes.py ENVIRONMENT FOLDER [--episodes 2000]
+    PYTHON benchmarks/scripted_episodes.py ENVIRONMENT FOLDER [--episodes 1000]
 
 It runs under an interpreter that has verifiers, textarena and the environments, and imports nothing
 of this package. It writes FOLDER/model, a tokenizer of bytes with a token for each text that the
@@ -104,7 +104,7 @@ def guess(known: list[str], board: list[str], guessed: set[str], rng: random.Ran
 
 def hangman_texts() -> list[str]:
     """Returns what Hangman always says, cell by cell, and the replies."""
-    (messages, _), *_ = hangman(random.Random(0))
+    messages, _ = next(hangman(random.Random(0)))
     opening = re.split(r"\n\nC00.*\n[ _]*\n", messages[1]["content"].replace(" _ \n", " _\n"))
     heads = [" ".join(f"C{i:02}" for i in range(n)) + "\n" for n in range(1, 15)]
     cells = [f"  {value}{end}" for value in ("_", *string.ascii_uppercase) for end in (" ", "")]
@@ -239,7 +239,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("environment", choices=ENVIRONMENTS)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--episodes", type=int, default=2000)
+    parser.add_argument("--episodes", type=int, default=1000)
     options = parser.parse_args()
     play, texts = ENVIRONMENTS[options.environment]
     model = options.folder / "model"
