@@ -157,6 +157,8 @@ class SamplingParams(Body):
     # without effect, since no text is sent
     skip_special_tokens: bool = False
     detokenize: bool = False
+    # of verifiers' client from the second turn on; without effect, since no route is sent
+    routed_experts_prompt_start: int | None = Field(None, ge=0)
 
 
 class GenerateBody(OfModel):
