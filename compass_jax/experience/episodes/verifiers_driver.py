@@ -127,15 +127,15 @@ async def converse(messages: list[Fields], tools: list[Fields], ask: Ask, call: 
         message = json.loads(answer)["choices"][0]["message"]
         messages.append(message)
         calls = message.get("tool_calls") or []
-        for asked in calls:
-            function = asked["function"]
+        for tool_call in calls:
+            function = tool_call["function"]
             try:
                 arguments = dict(json.loads(function["arguments"] or "{}"))
             except (TypeError, ValueError) as error:
                 content = f"error: the tool's arguments are no JSON object ({error}); call it again"
             else:
                 content = await call(function["name"], arguments)
-            answered = {"role": "tool", "tool_call_id": asked["id"], "name": function["name"]}
+            answered = {"role": "tool", "tool_call_id": tool_call["id"], "name": function["name"]}
             messages.append({**answered, "content": content})
         if not calls:
             return ""
