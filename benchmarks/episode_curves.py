@@ -235,12 +235,12 @@ def run(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         for written in (folder / "partial").iterdir():
             shutil.move(written, folder / written.name)
     settings = config(case, folder, cold, options.python, seed)
-    run_sft(trained_only(settings))
+    _whole(run_sft(trained_only(settings)))
     start = evaluate(settings, cold, folder / f"start-{seed}")
     print(json.dumps({"case": name, "start": start}), flush=True)
     began = time.monotonic()
     settings = replace(settings, run_dir=str(rl), init_from=str(cold))
-    run_rl(trained_only(settings))
+    _whole(run_rl(trained_only(settings)))
     trained_s = time.monotonic() - began
     end = evaluate(settings, rl, folder / f"end-{seed}")
     steps = [row["metrics"] for row in finished(rl / "metrics.jsonl")]
@@ -263,6 +263,12 @@ def run(name: str, seed: int, options: argparse.Namespace) -> dict[str, Any]:
         "versions": dict(zip(("verifiers", "textarena"), versions, strict=True)),
         "commit": commit(),
     }
+
+
+def _whole(result: dict[str, Any]) -> None:
+    """Ends the process after a run that a signal stopped; the same command goes on with it."""
+    if result.get("stopped"):
+        sys.exit("stopped")
 
 
 def rise(row: dict[str, Any]) -> dict[str, float]:

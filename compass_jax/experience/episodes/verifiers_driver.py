@@ -30,7 +30,7 @@ from typing import Any
 Fields = dict  # a JSON object
 Tell = Callable[..., None]
 Ask = Callable[[Fields], Awaitable[tuple[int, str]]]
-CallTool = Callable[[str, Fields], Awaitable[Any]]
+CallTool = Callable[[str, Fields], Awaitable[object]]
 MOST_DETAIL = 2000  # characters of an error
 MODEL = "policy"
 OWN_OPTIONS = ("env", "renderer")
@@ -76,9 +76,9 @@ def share_connections() -> None:
     from openai import AsyncOpenAI
     from verifiers.v1.clients import base, train
 
-    pools: list[Any] = []
+    pools: list[object] = []
 
-    def build(config: Any) -> Any:
+    def build(config: Any) -> object:
         if not pools:
             pools.append(base.build_async_httpx(config))
         return AsyncOpenAI(
@@ -162,14 +162,14 @@ def chat_module() -> ModuleType:
 
         async def launch(
             self,
-            ctx: Any,
-            trace: Any,
-            runtime: Any,
+            ctx: object,
+            trace: object,
+            runtime: object,
             endpoint: str,
             secret: str,
             mcp_urls: Mapping[str, str],
-            data: Any,
-        ) -> Any:
+            data: object,
+        ) -> object:
             system, prompt = self.resolve_prompt(data)
             messages = [{"role": "system", "content": system}] if system else []
             if isinstance(prompt, str):
@@ -190,7 +190,7 @@ def chat_module() -> ModuleType:
                     reply = await client.post(url, json=body, headers=headers)
                     return reply.status_code, reply.text
 
-                async def call(name: str, arguments: Fields) -> Any:
+                async def call(name: str, arguments: Fields) -> object:
                     if name not in places:
                         return f"error: unknown tool {name!r}"
                     return await call_mcp(servers, places, name, arguments)
