@@ -28,9 +28,10 @@ from compass_jax.runs.machine import record_machine
 from compass_jax.runs.profile import check_steps, traced
 from compass_jax.runs.rundir import RunDir
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.training.building import Building
+from compass_jax.training.building import Building, OpenTransport
 from compass_jax.training.episodes import check_episodes, open_episodes
 from compass_jax.training.evaluations import Evaluations
+from compass_jax.training.hand_over import transport_of
 from compass_jax.training.header import describe_model, header, rl_method, stage_line
 from compass_jax.training.hooks.base import HookFailed, StepRecord
 from compass_jax.training.hooks.guard import Guard
@@ -38,6 +39,7 @@ from compass_jax.training.hooks.notices import Notices
 from compass_jax.training.idle_settings import idle_stages
 from compass_jax.training.loop import RLTrainer
 from compass_jax.training.memory import memory_line
+from compass_jax.training.own_engine import OpenEngine
 from compass_jax.training.rate_notices import moved_schedule
 from compass_jax.training.session import (
     RunState,
@@ -66,11 +68,14 @@ def run_rl(
     strict: bool = False,
     enough: Callable[[], bool] = never_stop,
     profile_steps: tuple[int, ...] = (),
+    open_engine: OpenEngine | None = None,
+    transport: OpenTransport = transport_of,
 ) -> JsonObject:
     """Trains until `rl.steps`, resuming the run directory; returns the last metrics and the
     evaluations. The arguments are those of `rl_steps`.
     """
-    steps = rl_steps(config, lost_log, strict, enough, profile_steps)
+    options = lost_log, strict, enough, profile_steps
+    steps = rl_steps(config, *options, open_engine, transport)
     while True:
         try:
             next(steps)
@@ -84,6 +89,8 @@ def rl_steps(
     strict: bool = False,
     enough: Callable[[], bool] = never_stop,
     profile_steps: tuple[int, ...] = (),
+    open_engine: OpenEngine | None = None,
+    transport: OpenTransport = transport_of,
 ) -> Steps:
     """Trains like `run_rl` and yields each step after it is logged; its result is the
     generator's return value. Closing the generator early saves a checkpoint.
@@ -94,6 +101,7 @@ def rl_steps(
             information.
         enough: whether to end before the next step, as if `rl.steps` were reached.
         profile_steps: the first and the last step of a profiler trace; empty: none.
+        open_engine, transport: an engine and a weight transport from outside (Building).
     """
     config.validate_for_rl()
     check_steps(profile_steps)
@@ -134,7 +142,8 @@ def rl_steps(
         result: JsonObject = {"stopped": False, "steps": -1}
         # A stage ends in a checkpoint, and the next one begins like a resumed run.
         while not result["stopped"] and "evaluation" not in result:
-            start = Building(config, scorer, run_state, telemetry, printed, pool, episodes=episodes)
+            shared = scorer, run_state, telemetry, printed, pool, transport, open_engine
+            start = Building(config, *shared, episodes)
             result = yield from _run_stage(start, run_state, strict, printed, enough, profile_steps)
         if pool is not None and not result["stopped"]:
             pool.finish()
