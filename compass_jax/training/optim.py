@@ -122,6 +122,14 @@ def make_optimizer(
     )
 
 
+def check_optimizer(config: OptimConfig, total_steps: int) -> None:
+    """Raises ConfigError for an optimiser that cannot be made; the arguments are those of
+    `make_optimizer`.
+    """
+    with jax.numpy_dtype_promotion("standard"):
+        make_optimizer(config, total_steps)
+
+
 def _named_optimizer(
     config: OptimConfig, schedule: optax.Schedule, mask: Tree
 ) -> optax.GradientTransformation:
@@ -131,7 +139,7 @@ def _named_optimizer(
         if "mask" in inspect.signature(function).parameters:
             options.setdefault("mask", mask)
         transformation = function(learning_rate=schedule, **options)
-    except (TypeError, ValueError) as error:
+    except Exception as error:
         raise ConfigError(
             f"optim.name = {config.name!r} cannot be called with learning_rate and"
             f" {dict(config.options)}: {error}"
