@@ -109,7 +109,7 @@ def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
     check_trackers(config.trackers)
     is_rl = command == "train"
     key, stage = ("rl", config.rl) if is_rl else ("sft", config.sft)
-    check_optimizer(stage.optim, stage.steps)
+    check_optimizer(stage.optim, stage.steps, f"{key}.optim")
     policy = config.policy
     placements(policy.mesh, policy.local_rollout_mesh, policy.rollout_apart)
     if is_rl:

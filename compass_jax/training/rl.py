@@ -39,6 +39,7 @@ from compass_jax.training.hooks.notices import Notices
 from compass_jax.training.idle_settings import idle_stages
 from compass_jax.training.loop import RLTrainer
 from compass_jax.training.memory import memory_line
+from compass_jax.training.optim import check_optimizer
 from compass_jax.training.own_engine import OpenEngine
 from compass_jax.training.rate_notices import moved_schedule
 from compass_jax.training.session import (
@@ -105,6 +106,7 @@ def rl_steps(
     """
     config.validate_for_rl()
     check_steps(profile_steps)
+    check_optimizer(config.rl.optim, config.rl.total_updates, "rl.optim")
     data = with_date(config.data, config.model.vocab_size, config.directory)
     config = replace(config, data=data)
     check_episodes(data, config.rollout, config.rl, config.samplers.acts)
