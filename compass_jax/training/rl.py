@@ -17,6 +17,7 @@ from compass_jax.base.errors import STRICT
 from compass_jax.config import RunConfig
 from compass_jax.config.curriculum import largest_stage
 from compass_jax.config.io import to_plain
+from compass_jax.config.seam import ComponentFailed
 from compass_jax.data.prompts import in_words
 from compass_jax.devices.distributed import all_gather_bytes, is_main_process
 from compass_jax.experience.scorer import open_scorer
@@ -190,6 +191,11 @@ def _run_stage(
             # Saved, so that the same command continues after the cause is mended.
             trainer.save()
             raise
+        except ComponentFailed as error:
+            raise ComponentFailed(
+                f"step {trainer.done_steps + 1}: {error}; mend it, then run the same command again:"
+                " it continues from the newest checkpoint"
+            ) from error
 
 
 def _header(trainer: RLTrainer) -> list[str]:
