@@ -314,6 +314,10 @@ class Try:
     """The model's answer, once for each turn of a conversation; - reads standard input."""
     row: Annotated[str, arg(metavar="JSON")] = ""
     """Row of the prompt, a JSON object of columns (default: an example row)."""
+    options: Annotated[str, arg(metavar="JSON")] = ""
+    """Arguments of the verifier, data set or environment, a JSON object: the verifier_args or
+    options of a source.
+    """
     number: CountOrOff = 0
     """Number of the task's row, from 0, if --row is absent."""
     seed: int = 0
