@@ -4,6 +4,7 @@ import re
 
 from house_rules import PACKAGE, ROOMS, ROOT
 
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 
 
@@ -27,3 +28,12 @@ def test_each_function_is_in_the_file_beside_it():
     for name, file in named:
         for part in name.split("."):
             assert re.search(rf"\b(class|def) {part}\b", (PACKAGE / file).read_text()), name
+
+
+def test_contributing_has_an_entry_for_each_seam():
+    headings = set(re.findall(r"^## An? (.*)$", CONTRIBUTING, re.MULTILINE))
+    assert headings >= {
+        *("objective", "advantage", "correction", "optimiser", "router", "metric"),
+        *("model family", "chat format", "verifier", "environment"),
+        "weight transport or an engine",
+    }
