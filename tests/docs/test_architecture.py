@@ -2,7 +2,7 @@
 
 import re
 
-from house_rules import PACKAGE, ROOMS, ROOT
+from house_rules import PACKAGE, PURE, ROOMS, ROOT
 
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
@@ -37,3 +37,9 @@ def test_contributing_has_an_entry_for_each_seam():
         *("model family", "chat format", "verifier", "environment"),
         "weight transport or an engine",
     }
+
+
+def test_contributing_lists_the_pure_modules():
+    (line,) = re.findall(r"\*\*Pure modules\.\*\* (.*)", CONTRIBUTING)
+    names = {x.removesuffix(".py").rpartition("/")[2] for x in re.findall(r"`([\w/.]+)`", line)}
+    assert {x.rpartition(".")[2] for x in PURE} <= names
