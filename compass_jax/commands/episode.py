@@ -28,8 +28,8 @@ def play(source: EpisodeSource, model: str, number: int, seed: int) -> int:
     env = source.env
     if not model:
         raise ConfigError(f"TASK = {env!r} is an environment, which a model plays: --model FOLDER")
-    settings = {"data.heldout_frac": 0.0, "data.eval_prompts": 0, "seed": seed}
-    settings |= {"data.sources.0.options": source.options}
+    settings: dict[str, object] = {"data.heldout_frac": 0.0, "data.eval_prompts": 0}
+    settings |= {"data.sources.0.options": source.options, "seed": seed}
     config = rl_config(model, [f"{ENV}{env}"], settings=settings)
     engine, params, tokenizer = decoder_of(config.policy, config.data, seed, model)
     prompts = train_prompts(config.data, tokenizer, seed)
