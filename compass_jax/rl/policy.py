@@ -65,7 +65,8 @@ def policy_objective(
     inputs = PolicyInputs(
         logp, fixed(old_logp), fixed(old_entropy), fixed(advantage), mask, entropy_group, vocab_size
     )
-    surrogate = config.surrogate(inputs)
+    with config.calling("surrogate"):
+        surrogate = config.surrogate(inputs)
     value, zero = surrogate.value, jnp.zeros((), weight.dtype)
     diagnostics = _policy_diagnostics(logp, old_logp, surrogate, mask) | surrogate.diagnostics
     # A weight outside the mask may be NaN, which a product with the value 0 would keep.
@@ -123,6 +124,6 @@ def token_weights(
     require_shape("token_weights", (None, None), mask=mask)
     require_shape("token_weights", mask.shape, entropy_group=entropy_group)
     require_shape("token_weights", mask.shape[:1], group=group, known=known)
-    return config.weights(
-        WeightInputs(mask, group, known, n_groups, entropy_group, max_new_tokens, dtype, samples)
-    )
+    rows = mask, group, known, n_groups, entropy_group
+    with config.calling("weights"):
+        return config.weights(WeightInputs(*rows, max_new_tokens, dtype, samples))

@@ -142,7 +142,8 @@ def prepare(
     if config.entropy_bonus:
         advantage += entropy_advantage(rows, trained, config.entropy_bonus)
 
-    entropy_group = objective.groups(old_entropy, trained)
+    with objective.calling("groups"):
+        entropy_group = objective.groups(old_entropy, trained)
     several = samples if SAMPLE in columns else None
     weight = token_weights(
         trained, group, taught, n_groups, objective, entropy_group, dtype, max_new_tokens, several

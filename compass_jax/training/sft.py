@@ -270,6 +270,7 @@ def run_sft(
     """
     config.validate()
     check_steps(profile_steps)
+    optim.check_optimizer(config.sft.optim, config.sft.steps, "sft.optim")
     data = with_date(config.data, config.model.vocab_size, config.directory)
     config = replace(config, data=data)
     with (

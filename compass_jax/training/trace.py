@@ -83,5 +83,6 @@ class TokenTrace:
 def _clip(logp, old_logp, entropy, advantage, mask, groups, objective, vocab_size):
     """Computes (ratio, whether it is clipped) of each token."""
     inputs = PolicyInputs(logp, old_logp, entropy, advantage, mask, groups, vocab_size)
-    surrogate = objective.surrogate(inputs)
+    with objective.calling("surrogate"):
+        surrogate = objective.surrogate(inputs)
     return surrogate.ratio, surrogate.clipped

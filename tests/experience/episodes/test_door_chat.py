@@ -495,5 +495,5 @@ def test_an_environment_that_plays_gets_the_address_and_returns_its_turn():
     with pytest.raises(EnvironmentFault, match=r"messages is 0.5: a reward is given as Turn\(rew"):
         asyncio.run(play(Failing(), order, None, None))
     for name in ("Asking", "Failing"):
-        assert environment_class(f"{__file__}:{name}").__name__ == name
+        assert environment_class(f"{__file__}:{name}", {}).__name__ == name
         assert isinstance(source_of(f"{__file__}:{name}"), EpisodeSource)
