@@ -64,8 +64,8 @@ class Branch:
 
     def take(self, request: Request) -> None:
         """Takes the tokens of its request, which is done."""
-        self.tokens, self.logp, self.entropy = request.tokens, request.logp, request.entropy
-        self.versions, self.request = request.versions.copy(), None
+        self.tokens, self.logp, self.entropy, versions = request.columns
+        self.versions, self.request = versions.copy(), None
         self.versions[: len(self.prompt.tokens)] = GIVEN
         self.replies += 1
 
