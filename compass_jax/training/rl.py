@@ -18,7 +18,11 @@ from compass_jax.config import RunConfig
 from compass_jax.config.curriculum import largest_stage
 from compass_jax.config.io import to_plain
 from compass_jax.data.prompts import in_words
-from compass_jax.devices.distributed import all_gather_bytes, is_main_process
+from compass_jax.devices.distributed import (
+    all_gather_bytes,
+    is_main_process,
+    process_index_and_count,
+)
 from compass_jax.experience.scorer import open_scorer
 from compass_jax.rewards.checks import code_of
 from compass_jax.rewards.detect import notice
@@ -28,6 +32,7 @@ from compass_jax.runs.machine import record_machine
 from compass_jax.runs.profile import check_steps, traced
 from compass_jax.runs.rundir import RunDir
 from compass_jax.runs.telemetry import Telemetry
+from compass_jax.training.ahead import compile_first
 from compass_jax.training.building import Building
 from compass_jax.training.episodes import check_episodes, open_episodes
 from compass_jax.training.evaluations import Evaluations
@@ -44,6 +49,7 @@ from compass_jax.training.session import (
     carry_tokenizer,
     code_changes,
     open_run,
+    stall_s,
     with_date,
 )
 from compass_jax.training.stops import never_stop
@@ -119,6 +125,7 @@ def rl_steps(
             lost_log=lost_log,
             trackers=config.trackers,
             settings=to_plain(config),
+            stall_s=stall_s(config.log),
         ) as telemetry,
     ):
         if pool is not None:
@@ -162,6 +169,8 @@ def _run_stage(
         for line in _header(trainer):
             telemetry.note(line)
         carry_tokenizer(config.directory, config.data.tokenizer)
+    if process_index_and_count()[1] > 1 and trainer.done_steps < trainer.stage.end:
+        compile_first(trainer.learner.programs(), partial(telemetry.phase, "compiling"))
     if trainer.stage.total:
         telemetry.note(stage_line(trainer.rl, config.rollout, trainer.stage))
     steps = traced(

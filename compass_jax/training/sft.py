@@ -56,6 +56,7 @@ from compass_jax.training.session import (
     carry_tokenizer,
     newest_checkpoint,
     open_run,
+    stall_s,
     with_date,
 )
 from compass_jax.training.stops import TrainingStopped, stoppable
@@ -283,6 +284,7 @@ def run_sft(
             lost_log=lost_log,
             trackers=config.trackers,
             settings=to_plain(config),
+            stall_s=stall_s(config.log),
         ) as telemetry,
     ):
         telemetry.phase("loading")

@@ -1,6 +1,6 @@
-"""The tables of docs/results.md, from the raw files in benchmarks/results.
+"""The tables of docs/results.md and README.md, from the raw files in benchmarks/results.
 
-`python docs/generate/results.py` writes each table between its markers in the page,
+`python docs/generate/results.py` writes each table between its markers in a page,
 `<!-- table: NAME -->` and `<!-- end -->`. NAME is a key of TABLES.
 """
 
@@ -17,11 +17,12 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # for the folder benchmarks
 
-from benchmarks import drafts, parity, tokens_report, unlabelled_report  # noqa: E402
+from benchmarks import drafts, leaderboard, parity, tokens_report, unlabelled_report  # noqa: E402
+from benchmarks.experiments import finished  # noqa: E402
 from benchmarks.plans import PLANS  # noqa: E402
 from benchmarks.rl_runs import by_variant  # noqa: E402
 
-PAGE = ROOT / "docs" / "results.md"
+PAGES = (ROOT / "docs" / "results.md", ROOT / "README.md")
 RAW = ROOT / "benchmarks" / "results"
 GIB = 2**30
 Rows = list[dict[str, Any]]
@@ -29,8 +30,9 @@ _TABLE = re.compile(r"(<!-- table: (\w+) -->\n\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def main() -> None:
-    """Writes the page with its tables."""
-    PAGE.write_text(filled(PAGE.read_text()))
+    """Writes the pages with their tables."""
+    for page in PAGES:
+        page.write_text(filled(page.read_text()))
 
 
 def filled(text: str) -> str:
@@ -39,7 +41,7 @@ def filled(text: str) -> str:
 
 
 def _rows(name: str) -> Rows:
-    return [json.loads(line) for line in (RAW / name).read_text().splitlines()]
+    return finished(RAW / name)
 
 
 def _document(name: str) -> dict[str, Any]:
@@ -249,6 +251,35 @@ def _gaps(run: dict[str, Any]) -> dict[str, float]:
     return {point["mode"]: point["recorded"]["logp_abs_diff"] for point in points}
 
 
+def recipes() -> str:
+    """Tabulates recipes without labels, the fewest tokens first."""
+    rows, lines = _rows("unlabelled_accuracy.jsonl"), []
+    names = {
+        unlabelled_report.BASELINE: "GRPO, tuned",
+        "candidate": "selection by text, screening, cosine",
+    }
+    for arm, name in names.items():
+        runs = unlabelled_report.by_seed(rows, "hard", arm)
+        ratios = [unlabelled_report.ratio(rows, "hard", arm, cost) for cost in (0, 1)]
+        costs = [("> " if x.missed else "") + _range(x[:3]) for x in ratios if x is not None]
+        seeds, commit = str(len(runs)), next(iter(runs.values()))["commit"][:8]
+        line = [name, *(["1", "1"] if arm == unlabelled_report.BASELINE else costs), seeds, commit]
+        lines.append((ratios[0], line))
+    lines += [
+        (
+            unlabelled_report.Ratio(*row["tokens"]),
+            [
+                row["recipe"],
+                *(_range(row[cost][:3]) for cost in ("tokens", "minutes")),
+                str(len(leaderboard.SEEDS)),
+                row["commit"][:8],
+            ],
+        )
+        for row in _rows("leaderboard.jsonl")
+    ]
+    return _table("recipe | tokens | minutes | seeds | commit", [x for _, x in sorted(lines)])
+
+
 def trl_parity() -> str:
     """Tabulates what GRPO learns here and in TRL in as many steps."""
     gaps = parity.difference(_rows("parity.jsonl"), "moe")
@@ -428,6 +459,7 @@ TABLES = {
     "pods": pods,
     "gpu": gpu,
     "costs": costs,
+    "recipes": recipes,
 }
 
 if __name__ == "__main__":
