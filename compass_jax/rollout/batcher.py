@@ -405,10 +405,10 @@ class Batcher:
             if results.top is not None and request.logprobs:
                 chosen = valid[request.slot]
                 request.take_top(TopLogprobs(*(x[request.slot][chosen] for x in results.top)))
-        taken = int(counts[slots].sum())
-        self.stats.tokens += taken
+        new_tokens = int(counts[slots].sum())
+        self.stats.tokens += new_tokens
         # The first column is a prefill's token.
-        self.stats.live_steps += taken - int(valid[slots, 0].sum())
+        self.stats.live_steps += new_tokens - int(valid[slots, 0].sum())
 
     def _rows(self, requests: Sequence[Request], padding: int) -> Array:
         """Returns the rows of requests in the route buffer, padded by rows out of range."""
