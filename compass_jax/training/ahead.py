@@ -39,8 +39,8 @@ class CompileAhead:
 
     def _run(self) -> None:
         with contextlib.suppress(Exception):
-            wanted = itertools.takewhile(lambda _: not self._enough.is_set(), self._programs)
-            self.compiled.extend(_compiled(wanted))
+            programs = itertools.takewhile(lambda _: not self._enough.is_set(), self._programs)
+            self.compiled.extend(_compiled(programs))
 
 
 def compile_first(programs: Iterable[Program], progress: Callable[[int], None]) -> None:
