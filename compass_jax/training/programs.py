@@ -101,8 +101,8 @@ class _Lister:
         }
         scores = per_token, per_token, per_token, reference
         places = None if shape is None else self._host(shape[:1], jnp.int32)
-        whole = per_response, columns, group, places
-        inputs = UpdateRows(mask, per_response, known, group, *scores, *whole)
+        numbers = per_response, columns, group, places
+        inputs = UpdateRows(mask, per_response, known, group, *scores, *numbers)
         keywords = {"n_groups": groups, "config": algorithm, "scale": step.reward_scale(config)}
         name = "prepare" if shape is None else f"prepared {shape[1]}"
         return Program(name, step.prepare, (inputs,), keywords)
