@@ -14,8 +14,12 @@ from jaxtyping import Array, Bool, Float, Int
 from compass_jax.base.masked import masked_max
 from compass_jax.config import Objective
 from compass_jax.rl.diagnostics import Diagnostics, mean_of, share_of
-from compass_jax.rl.grouping import SampleRows
-from compass_jax.rl.objectives.inputs import PolicyInputs, WeightInputs
+from compass_jax.rl.objectives.inputs import (
+    PolicyInputs,
+    UpdateShares,
+    WeightInputs,
+    update_shares,
+)
 from compass_jax.rl.shapes import require_shape
 from compass_jax.rl.surrogate import Surrogate, kl_k3, token_log_ratio
 
@@ -111,19 +115,23 @@ def token_weights(
     entropy_group: Int[Array, "b t"] | None = None,
     dtype=jnp.float32,
     max_new_tokens: int | None = None,
-    samples: SampleRows | None = None,
+    shares: UpdateShares | None = None,
 ) -> Float[Array, "b t"]:
     """Computes the normaliser of one update as a weight per token, so that no split into buckets or
     micro-batches changes the gradient.
 
     A mean over responses is the mean over the groups with a known sample of the mean over a group's
-    known samples, so pass all rows of the update. The weights sum to 1 if every known response has
-    tokens (dr_grpo's do not: it divides by `max_new_tokens` and raises ValueError without it).
-    Samples with unknown reward and padding have weight 0.
+    known samples, so pass all rows of the update, or the `shares` of those that are passed. The
+    weights sum to 1 if every known response has tokens (dr_grpo's do not: it divides by
+    `max_new_tokens` and raises ValueError without it). Samples with unknown reward and padding have
+    weight 0.
     """
     require_shape("token_weights", (None, None), mask=mask)
     require_shape("token_weights", mask.shape, entropy_group=entropy_group)
     require_shape("token_weights", mask.shape[:1], group=group, known=known)
-    rows = mask, group, known, n_groups, entropy_group
+    if shares is None:
+        lengths = jnp.sum(mask, axis=1, dtype=jnp.int32)
+        shares = update_shares(group, known, n_groups, lengths, dtype)
+    options = n_groups, entropy_group, max_new_tokens, dtype
     with config.calling("weights"):
-        return config.weights(WeightInputs(*rows, max_new_tokens, dtype, samples))
+        return config.weights(WeightInputs(mask, group, known, *options, *shares))

@@ -49,7 +49,7 @@ class TokenTrace:
         self.values = {
             "entropy": scored.old_entropy[self.rows],
             "logp": logp,
-            "logp_diff": logp - scored.sampler_logp(self.rows),
+            "logp_diff": logp - scored.sampler_logp(lambda x: x[self.rows]),
             "advantage": of_rows("advantage"),
         }
         if prepared[0][1].entropy_group is not None:

@@ -31,6 +31,7 @@ from compass_jax.model.params import to_decode
 from compass_jax.rewards.tasks.environment import EnvironmentFault, Turn
 from compass_jax.rollout.ask import Left, Reply
 from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.request import Columns
 from compass_jax.rollout.serving.door import TrainingDoor
 from compass_jax.training.rl import run_rl
 
@@ -78,7 +79,7 @@ class Script:
         tokens = np.asarray([*words, *ends], np.int32)
         logp = np.linspace(-2, -1, len(tokens), dtype=np.float32)
         request = self.session.ask(event.tokens, event.limit, 4, 1.0, event.agent)
-        request.take(tokens, logp, -logp, 4)
+        request.take(Columns.of(tokens, logp, -logp, 4).rows())
         self.session.of(request).take(request)
         event.answer(Reply(tokens, logp, bool(ends)))
 
