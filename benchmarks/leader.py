@@ -189,10 +189,13 @@ def free_port() -> int:
 
 def commit() -> str:
     """Returns the commit of the package that is measured, with a + where its files differ."""
-    git = ["git", "-C", str(Path(frames.__file__).parent)]
-    run = lambda *words: subprocess.run([*git, *words], capture_output=True, text=True).stdout  # noqa: E731
-    changed = run("status", "--porcelain", "--untracked-files=no", ".")
-    return run("rev-parse", "--short=8", "HEAD").strip() + "+" * bool(changed)
+    command = ["git", "-C", str(Path(frames.__file__).parent)]
+
+    def output(*words: str) -> str:
+        return subprocess.run([*command, *words], capture_output=True, text=True).stdout.strip()
+
+    changed = output("status", "--porcelain", "--untracked-files=no", ".")
+    return output("rev-parse", "--short=8", "HEAD") + "+" * bool(changed)
 
 
 def main(argv: list[str]) -> None:

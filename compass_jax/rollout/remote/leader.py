@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from compass_jax.base.aliases import JsonObject
-from compass_jax.rollout.remote import frames, weights
+from compass_jax.rollout.remote import frames
 from compass_jax.rollout.remote.frames import Message, SamplersError
 from compass_jax.rollout.remote.requests import COLUMNS, work
 from compass_jax.rollout.request import Request

@@ -86,7 +86,7 @@ class Pool:
             hello: JsonObject = {"role": "trainer", "process": self.process}
             hello |= {"server": self._server.address, "relay": self._listener.getsockname()}
             self._send(Message("hello", hello))
-            self._start_following(self._link, 0)
+            self._start(self._follow, self._link, 0)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -224,7 +224,9 @@ class Pool:
         elif event.kind == "routes":
             self._routes[fields["sample"]] = event.arrays["routes"]
         elif event.kind == "relay":
-            self._join_relay(fields["addresses"])
+            # first of all, so that no event is missed
+            self._children = [frames.connect((host, port)) for host, port in fields["addresses"]]
+            self._start(self._follow_parent)
         elif event.kind == "finished":
             self._finished = True
         elif event.kind == "failed":
@@ -259,21 +261,18 @@ class Pool:
         for key in [x for x in self._offers if x[0] == sampler and number in (None, x[1])]:
             self._server.forget(*self._offers.pop(key), pulled=number is not None)
 
-    def _join_relay(self, addresses: list) -> None:
-        """Connects with the processes to which this one passes events on, and with the process that
-        passes them to this one.
-        """
-        self._children = [frames.connect((host, port)) for host, port in addresses]
+    def _start(self, target: Callable[..., None], *args: Tree) -> None:
+        threading.Thread(target=target, args=args, name="samplers", daemon=True).start()
+
+    def _follow_parent(self) -> None:
+        """Applies the events that another process passes on, once it has connected."""
         parent = None
         while self.process > FAN_OUT and parent is None:
-            with contextlib.suppress(*frames.REFUSED):  # of strangers
+            with contextlib.suppress(*frames.REFUSED):  # a stranger
                 parent = frames.accept(self._listener.accept()[0])
-                self._start_following(parent, (self.process - 1) // FAN_OUT)
         self._listener.close()
-
-    def _start_following(self, connection: Connection, sender: int) -> None:
-        target, args = self._follow, (connection, sender)
-        threading.Thread(target=target, args=args, name="samplers", daemon=True).start()
+        if parent is not None:
+            self._follow(parent, (self.process - 1) // FAN_OUT)
 
     def _follow(self, connection: Connection, sender: int) -> None:
         """Applies the events that a process sends to this one, and passes them on."""

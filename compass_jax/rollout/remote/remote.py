@@ -110,9 +110,8 @@ class RemoteEngine(Engine):
         holders = np.zeros((self.pool.processes, rows), bool)
         holders[0] = True
         if self.placement is not None:
-            for ((start, stop),), processes in owners_of(
-                self.placement.rows(rows), (rows,)
-            ).items():
+            pieces = owners_of(self.placement.rows(rows), (rows,))
+            for ((start, stop),), processes in pieces.items():
                 holders[processes, start:stop] = True
         return holders
 
@@ -134,8 +133,8 @@ class RemoteEngine(Engine):
 
 
 class HostRoutes(RouteBuffer):
-    """A RouteBuffer in the host's memory; reads copy to the devices. A process has the routes of
-    its devices, if the buffer is laid out over them; `holders` is bool `[processes rows]`.
+    """A RouteBuffer in the host's memory; reads copy to the devices. A process gets the routes of
+    the rows that its devices hold of an array of all rows, and process 0 all (`holders`).
     """
 
     def __init__(self, engine: RemoteEngine, groups: int, size: int, keep: bool):

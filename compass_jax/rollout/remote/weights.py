@@ -46,7 +46,7 @@ def pieces_of(tree: Tree) -> list[dict[Bounds, list[int]]]:
 
 
 def owners_of(sharding: Sharding, shape: tuple[int, ...]) -> dict[Bounds, list[int]]:
-    """Returns the pieces into which a sharding splits an array, with the processes that hold each."""
+    """Returns the pieces of an array with this sharding, with the processes that hold each."""
     owners: dict[Bounds, set[int]] = {}
     indices: Tree = sharding.devices_indices_map(shape)
     for device, index in indices.items():

@@ -46,7 +46,6 @@ def training(monkeypatch):
     """
     monkeypatch.setenv(frames.KEY_VARIABLE, "a key of more than sixteen characters")
     monkeypatch.setattr(weights, "WeightServer", lambda host: SimpleNamespace(address=f"{host}:0"))
-    monkeypatch.setattr(frames, "GREETING_S", 2)
     for module in (leader, pool):
         monkeypatch.setattr(module, "FAN_OUT", 2)
     pools = []
@@ -113,8 +112,9 @@ def fake_sampler(pools, most=None):
     frames.send(link, frames.encode(Message("hello", serve.hello())))
     wait_for(lambda: set(process_0._samplers) - known)
     (number,) = set(process_0._samplers) - known
-    # no weights are needed
-    process_0._newest = process_0._samplers[number].committed = 1
+    # as if it had pulled the weights, of which it needs none
+    process_0._newest = process_0._samplers[number].offered = 1
+    frames.send(link, frames.encode(Message("ready", {"number": 1})))
 
     def run():
         finished = 0
@@ -135,7 +135,7 @@ def fake_sampler(pools, most=None):
 
 
 def wait_for(condition):
-    limit = time.monotonic() + 30
+    limit = time.monotonic() + 120
     while not condition():
         assert time.monotonic() < limit
         time.sleep(0.01)
@@ -147,16 +147,16 @@ def in_all(pools, call):
         return list(threads.map(call, pools))
 
 
-def batchers(pools):
+def started(pools):
     """Returns a batcher with a buffer of ROWS rows for each process."""
-    made = []
+    batchers = []
     for x in pools:
-        buffer = HostRoutes(FakeEngine(x), ROWS // 2, 2, True)
-        buffer.allocate()
-        made.append(
-            RemoteBatcher(FakeEngine(x), Purpose.TRAIN, 0, sampler=Sampler(), routes=buffer)
-        )
-    return made
+        engine = FakeEngine(x)
+        buffer = HostRoutes(engine, ROWS // 2, 2, True)
+        for _ in range(ROWS // 2):
+            buffer.allocate()
+        batchers.append(RemoteBatcher(engine, Purpose.TRAIN, 0, sampler=Sampler(), routes=buffer))
+    return batchers
 
 
 def run(batcher):
@@ -178,7 +178,7 @@ def numbers(request):
 @pytest.mark.parametrize("count", [1, 2, 7])
 def test_all_processes_decide_the_same_and_have_the_routes_of_their_rows(count, training):
     pools = training(count)
-    all_batchers = batchers(pools)
+    all_batchers = started(pools)
     with fake_sampler(pools):
         threads = ThreadPoolExecutor(count)
         results = list(threads.map(run, all_batchers))
@@ -202,12 +202,12 @@ def test_a_sample_is_encoded_once_and_its_routes_come_to_its_holders(count, trai
     pools = training(count)
 
     def encode(message):
-        if "samples" in message.arrays or message.kind in ("done", "routes"):
+        if message.kind in ("done", "routes"):
             encoded.append((threading.current_thread().name, message.kind))
         return real(message)
 
     monkeypatch.setattr(frames, "encode", encode)
-    all_batchers = batchers(pools)
+    all_batchers = started(pools)
     with fake_sampler(pools):
         in_all(all_batchers, run)
     by_process_0 = [kind for thread, kind in encoded if thread == "samplers"]
@@ -226,7 +226,7 @@ def test_a_sample_is_encoded_once_and_its_routes_come_to_its_holders(count, trai
 
 def test_the_samples_of_a_lost_sampler_start_again(training):
     pools = training(4)
-    all_batchers = batchers(pools)
+    all_batchers = started(pools)
     threads = ThreadPoolExecutor(4)
     with fake_sampler(pools, most=5):
         results = threads.map(run, all_batchers)
@@ -260,22 +260,24 @@ def test_a_lost_process_ends_the_others(lost, training):
             x.next_event()
 
 
-def test_a_process_that_no_events_reach_ends_the_others(training):
+def test_a_process_that_no_events_reach_ends_the_others(training, monkeypatch):
     """Only the connection between processes 1 and 3 breaks."""
     pools = training(7)
+    monkeypatch.setattr(frames, "GREETING_S", 0.5)
     frames.shut_down(pools[1]._children[0])
-    with pytest.raises(SamplersError, match="^process 1 of the training has left"):
+    with pytest.raises(SamplersError, match=r"^process 1 of the training has left"):
         pools[3].next_event()
     pools[3].__exit__()  # as its command does after the error
     with pytest.raises(SamplersError, match="process 3 of the training is lost"):
         pools[0].next_event()
 
 
-def test_the_others_end_when_process_0_is_lost(training):
+def test_the_others_end_when_process_0_is_lost(training, monkeypatch):
     pools = training(4)
+    monkeypatch.setattr(frames, "GREETING_S", 0.5)
     pools[0].__exit__()
     for x in pools[1:]:
-        with pytest.raises(SamplersError, match="^process 0 of the training has left"):
+        with pytest.raises(SamplersError, match=r"^process 0 of the training has left"):
             x.next_event()
 
 
@@ -287,7 +289,7 @@ def test_a_finished_run_ends_all_processes(training):
 def test_results_of_samples_that_a_sampler_does_not_have_are_ignored(training):
     """One sampler reports a sample that another one has, then one that nobody has."""
     pools = training(2)
-    (first, second) = batchers(pools)
+    (first, second) = started(pools)
     link = frames.connect(parse_address(pools[0].config.address, "address"))
     frames.send(link, frames.encode(Message("hello", serve.hello())))
     with fake_sampler(pools):
