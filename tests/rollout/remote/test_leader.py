@@ -8,6 +8,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -62,6 +63,8 @@ def training(monkeypatch):
             x.note = lambda text: None
         with ThreadPoolExecutor(count) as threads:
             list(threads.map(Pool.__enter__, pools))
+        # until all have connected with those that pass events on to them
+        wait_for(lambda: all(x._listener.fileno() == -1 for x in pools[1:]))
         return pools
 
     yield start
@@ -263,18 +266,18 @@ def test_a_lost_process_ends_the_others(lost, training):
 def test_a_process_that_no_events_reach_ends_the_others(training, monkeypatch):
     """Only the connection between processes 1 and 3 breaks."""
     pools = training(7)
-    monkeypatch.setattr(frames, "GREETING_S", 0.5)
+    monkeypatch.setattr(frames, "GREETING_S", 1)
     frames.shut_down(pools[1]._children[0])
     with pytest.raises(SamplersError, match=r"^process 1 of the training has left"):
         pools[3].next_event()
-    pools[3].__exit__()  # as its command does after the error
+    frames.shut_down(pools[3]._link)  # its command ends by the error
     with pytest.raises(SamplersError, match="process 3 of the training is lost"):
         pools[0].next_event()
 
 
 def test_the_others_end_when_process_0_is_lost(training, monkeypatch):
     pools = training(4)
-    monkeypatch.setattr(frames, "GREETING_S", 0.5)
+    monkeypatch.setattr(frames, "GREETING_S", 1)
     pools[0].__exit__()
     for x in pools[1:]:
         with pytest.raises(SamplersError, match=r"^process 0 of the training has left"):
@@ -305,12 +308,18 @@ def test_results_of_samples_that_a_sampler_does_not_have_are_ignored(training):
     assert decided[0][0][1] == column_of(0)["tokens"].tolist()
 
 
+class Device(NamedTuple):
+    """A device of a process."""
+
+    process_index: int
+
+
 class Split:
     """A placement whose rows are split over the devices of four processes, or held by all."""
 
     def rows(self, count):
         parts = 4 if count % 4 == 0 else 1
-        devices = [SimpleNamespace(process_index=n) for n in range(4)]
+        devices = [Device(n) for n in range(4)]
         size = count // parts
         index = {
             device: (slice(n % parts * size, (n % parts + 1) * size),)
