@@ -121,12 +121,12 @@ def play_sampler(address: str, layers: int) -> None:
 def play_others(address: str, peers: int, layers: int) -> None:
     """Runs the other processes and the sampler; prints what each process has got."""
     pools = [new_pool(CountedPool, address, n, peers) for n in range(1, peers + 1)]
-    for one in pools:
-        one.__enter__()
+    for trainer in pools:
+        trainer.__enter__()
     play_sampler(address, layers)
-    for one in pools:
-        one._wait(lambda one=one: one._finished)
-    print(json.dumps([one.counts for one in pools]))
+    for trainer in pools:
+        trainer._wait(lambda trainer=trainer: trainer._finished)
+    print(json.dumps([trainer.counts for trainer in pools]))
 
 
 def thread_s() -> float:

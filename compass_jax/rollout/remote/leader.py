@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 MOST_BROKEN = 5  # broken results of samplers before the first sound ones
 FAN_OUT = 8  # processes to which each process of the training sends an event
-# Events that process 0 sends to each process: after them it may be gone, or others are lost.
-DIRECT = frozenset({"failed", "finished"})
+# Events that process 0 sends to each process itself; after the last two it may be gone.
+DIRECT = frozenset({"relay", "routes", "failed", "finished"})
 IDLE_S = 0.5  # between events while nothing happens, so that a rollout can look for a stop
 STOPPED = (
     "the run was asked to stop while it waited for samplers, of which none is there: the same"
@@ -80,7 +80,8 @@ class Leader:
         self._samplers: dict[int, Peer] = {}
         self._trainers: dict[int, Peer] = {}
         self._servers: dict[int, str] = {}  # process of the training -> its weight server
-        self._relays: dict[int, list] = {}  # process -> where it waits for the one before it
+        # process -> the address at which it waits for the one that passes events on to it
+        self._relays: dict[int, list] = {0: []}
         self._holders = np.zeros((0, 0), bool)  # [processes rows] of the job, as in Pool.open
         self._settings: JsonObject | None = None
         self._newest = self._version = 0  # number of the newest weights, and their policy version
@@ -257,9 +258,8 @@ class Leader:
             self._trainers[process], self._servers[process] = peer, fields["server"]
             self._relays[process] = fields["relay"]
             if len(self._servers) == self.pool.processes:
-                for number, trainer in self._trainers.items():
-                    children = range(number * FAN_OUT + 1, (number + 1) * FAN_OUT + 1)
-                    addresses = [self._relays[n] for n in children if n in self._relays]
+                addresses = [self._relays[n] for n in range(self.pool.processes)]
+                for trainer in self._trainers.values():
                     self._tell(trainer, Message("relay", {"addresses": addresses}))
                 self.met.set()
             return

@@ -224,8 +224,10 @@ class Pool:
         elif event.kind == "routes":
             self._routes[fields["sample"]] = event.arrays["routes"]
         elif event.kind == "relay":
-            # first of all, so that no event is missed
-            self._children = [frames.connect((host, port)) for host, port in fields["addresses"]]
+            first = self.process * FAN_OUT + 1
+            children = fields["addresses"][first : first + FAN_OUT]
+            self._children = [frames.connect((host, port)) for host, port in children]
+            # afterwards, so that the children miss no event
             self._start(self._follow_parent)
         elif event.kind == "finished":
             self._finished = True
@@ -280,7 +282,7 @@ class Pool:
             while True:
                 data = frames.receive(connection)
                 message = frames.decode(data)
-                if message.kind not in DIRECT | {"routes", "relay"}:
+                if message.kind not in DIRECT:
                     self._pass_on(data)
                 self.apply(message)
         except (EOFError, OSError) as error:

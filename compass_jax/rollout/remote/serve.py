@@ -303,7 +303,7 @@ class SamplerLoop:
 
     def _open(self) -> Batcher:
         assert self._engine is not None and self._settings is not None
-        job, rows = self._job, self._rows
+        job, rows = self._job, self._job["rows"]
         buffer = self._engine.route_buffer(1, rows, job["routes"])
         buffer.allocate()
         self._free, self._counted = list(range(rows)), RolloutStats()
@@ -316,10 +316,6 @@ class SamplerLoop:
             routes=buffer,
             stats=RolloutStats(),
         )
-
-    @property
-    def _rows(self) -> int:
-        return self._job["rows"]
 
     def _step(self) -> None:
         assert self._batcher is not None
