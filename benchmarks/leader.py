@@ -140,7 +140,7 @@ def measure(peers: int, model: str) -> dict[str, Any]:
     address = f"127.0.0.1:{free_port()}"
     words = [sys.executable, __file__, "--others", address, str(peers), str(LAYERS[model])]
     variables = {**os.environ, "PYTHONPATH": str(Path(frames.__file__).parents[3])}
-    others = subprocess.Popen(words, stdout=subprocess.PIPE, env=variables)
+    program = subprocess.Popen(words, stdout=subprocess.PIPE, env=variables)
     processes = peers + 1
     samples = -(-LEAST_SAMPLES // processes) * processes
     owners = np.arange(samples) * processes // samples
@@ -168,7 +168,7 @@ def measure(peers: int, model: str) -> dict[str, Any]:
         process_s, sender_s = time.process_time() - process_s, thread_s() - sender_s
         sent = [peer.connection.sent for peer in leader._trainers.values()]
         leading.finish()
-        counts = json.loads(others.communicate()[0])
+        counts = json.loads(program.communicate()[0])
     routes, columns = ([x[name] / samples / 1e6 for x in counts] for name in ("routes", "columns"))
     return {
         "samples": samples,

@@ -184,6 +184,23 @@ def local_host(connection: Connection) -> str:
         return one.getsockname()[0]
 
 
+def resolved(host: str) -> str:
+    """Returns the IP address of this host by its name. Raises SamplersError for an unknown one, for
+    a wildcard, and for a name that only this host resolves to itself.
+    """
+    try:
+        ip = socket.gethostbyname(host)
+    except OSError as error:
+        raise SamplersError(f"samplers.address: no host {host!r}: {error.strerror}") from error
+    loopback = ip.startswith("127.") and not (host.startswith("127.") or host == "localhost")
+    if loopback or ip == "0.0.0.0":
+        raise SamplersError(
+            f"samplers.address: {host!r} is {ip} here, which no other host reaches: name this"
+            " host's address on the network of the samplers"
+        )
+    return ip
+
+
 def socket_of(connection: Connection) -> socket.socket:
     """Returns a second socket object of a connection, to be closed by the caller."""
     return socket.socket(fileno=os.dup(connection.fileno()))

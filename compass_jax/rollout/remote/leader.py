@@ -98,7 +98,7 @@ class Leader:
         """Listens at samplers.address. Raises SamplersError if that is not possible."""
         host, port = self.pool.address
         try:
-            self._listener = socket.create_server((resolved(host), port), backlog=64)
+            self._listener = socket.create_server((frames.resolved(host), port), backlog=64)
         except OSError as error:
             raise SamplersError(
                 f"samplers.address = {self.pool.config.address!r}: this process cannot listen"
@@ -487,20 +487,3 @@ def _refusal(message: Message, job: JsonObject) -> str:
         if missing:
             return f"{message.kind}: sample {sample} has no {', '.join(missing)}"
     return ""
-
-
-def resolved(host: str) -> str:
-    """Returns the IP address of this host by its name. Raises SamplersError for an unknown one, for
-    a wildcard, and for a name that only this host resolves to itself.
-    """
-    try:
-        ip = socket.gethostbyname(host)
-    except OSError as error:
-        raise SamplersError(f"samplers.address: no host {host!r}: {error.strerror}") from error
-    loopback = ip.startswith("127.") and not (host.startswith("127.") or host == "localhost")
-    if loopback or ip == "0.0.0.0":
-        raise SamplersError(
-            f"samplers.address: {host!r} is {ip} here, which no other host reaches: name this"
-            " host's address on the network of the samplers"
-        )
-    return ip

@@ -29,7 +29,7 @@ from compass_jax.config import SamplersConfig
 from compass_jax.config.samplers import parse_address
 from compass_jax.rollout.remote import frames, weights
 from compass_jax.rollout.remote.frames import Message, SamplersError, StoppedWaiting
-from compass_jax.rollout.remote.leader import DIRECT, FAN_OUT, IDLE_S, Group, Leader, resolved
+from compass_jax.rollout.remote.leader import DIRECT, FAN_OUT, IDLE_S, Group, Leader
 from compass_jax.rollout.request import Request
 
 NOTE_AFTER = 20  # waits of IDLE_S before a note
@@ -71,7 +71,7 @@ class Pool:
     def __enter__(self) -> Pool:
         if self._leader is not None:
             self._leader.listen()
-            self._server = weights.WeightServer(resolved(self.address[0]))
+            self._server = weights.WeightServer(frames.resolved(self.address[0]))
             self._leader.start(self._server.address)
             if not self._leader.met.wait(MEET_S):
                 raise SamplersError(
