@@ -6,7 +6,11 @@ import pytest
 
 from benchmarks import leaderboard
 from benchmarks.leaderboard import SEEDS, markdown, row_of, within_rules
+from benchmarks.unlabelled_accuracy import RECIPE, optim
+from benchmarks.unlabelled_report import BUDGET
 from compass_jax.config import ConfigError, RLConfig, RLStage
+from compass_jax.config.named import load
+from compass_jax.data.predictors.label import Label
 from compass_jax.experience.step_policies.screening import Screening
 
 BASE = RLConfig(steps=100, prompts_per_step=16, group_size=4, eval_every=8, save_every=0)
@@ -59,3 +63,9 @@ def test_rows_are_ratios_to_grpo_and_the_fewest_tokens_come_first():
 def test_the_table_is_printed_without_a_recipe(tmp_path, capsys):
     leaderboard.main(["--results", str(tmp_path / "rows.jsonl")])
     assert capsys.readouterr().out.startswith("| recipe | tokens | minutes |")
+
+
+def test_the_example_is_the_recipe_that_was_measured():
+    rl = dataclasses.replace(BASE, predictor=Label())
+    measured = optim(schedule="cosine", schedule_tokens=BUDGET)(RECIPE(rl))
+    assert load("examples/recipe.py:recipe", "--recipe")(rl) == measured != rl

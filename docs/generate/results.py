@@ -1,6 +1,6 @@
-"""The tables of docs/results.md, from the raw files in benchmarks/results.
+"""The tables of docs/results.md and README.md, from the raw files in benchmarks/results.
 
-`python docs/generate/results.py` writes each table between its markers in the page,
+`python docs/generate/results.py` writes each table between its markers in a page,
 `<!-- table: NAME -->` and `<!-- end -->`. NAME is a key of TABLES.
 """
 
@@ -17,11 +17,12 @@ from typing import Any
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))  # for the folder benchmarks
 
-from benchmarks import drafts, parity, tokens_report, unlabelled_report  # noqa: E402
+from benchmarks import drafts, leaderboard, parity, tokens_report, unlabelled_report  # noqa: E402
+from benchmarks.experiments import finished  # noqa: E402
 from benchmarks.plans import PLANS  # noqa: E402
 from benchmarks.rl_runs import by_variant  # noqa: E402
 
-PAGE = ROOT / "docs" / "results.md"
+PAGES = (ROOT / "docs" / "results.md", ROOT / "README.md")
 RAW = ROOT / "benchmarks" / "results"
 GIB = 2**30
 Rows = list[dict[str, Any]]
@@ -29,8 +30,9 @@ _TABLE = re.compile(r"(<!-- table: (\w+) -->\n\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def main() -> None:
-    """Writes the page with its tables."""
-    PAGE.write_text(filled(PAGE.read_text()))
+    """Writes the pages with their tables."""
+    for page in PAGES:
+        page.write_text(filled(page.read_text()))
 
 
 def filled(text: str) -> str:
@@ -39,7 +41,7 @@ def filled(text: str) -> str:
 
 
 def _rows(name: str) -> Rows:
-    return [json.loads(line) for line in (RAW / name).read_text().splitlines()]
+    return finished(RAW / name)
 
 
 def _document(name: str) -> dict[str, Any]:
@@ -64,22 +66,25 @@ def _three(values: Iterable[float]) -> str:
 
 def without_labels() -> str:
     """Tabulates tokens and minutes to 90% of GRPO's gain on a file without labels."""
-    runs = _rows("unlabelled_accuracy.jsonl")
-    arms = {
-        ("hard", "candidate"): "the recipe",
-        ("hard", "screening"): "the recipe without selection",
-        ("hard", "hard deleted"): "GRPO, too hard prompts deleted by hand",
-        ("easy", "candidate"): "the recipe where no prompt is too hard",
-    }
+    runs, again = _rows("unlabelled_accuracy.jsonl"), _rows("unlabelled_again.jsonl")
+    arms = [
+        (runs, "hard", "candidate", "the recipe"),
+        (again, "hard", "candidate", "the recipe, later code"),
+        (again, "hard", "oracle", "selection by true rates"),
+        (runs, "hard", "screening", "the recipe without selection"),
+        (runs, "hard", "hard deleted", "GRPO, too hard prompts deleted by hand"),
+        (again, "easy", "candidate", "the recipe where no prompt is too hard"),
+    ]
     lines = []
-    for (task, arm), name in arms.items():
-        arm_runs = unlabelled_report.by_seed(runs, task, arm)
+    for rows, task, arm, name in arms:
+        arm_runs = unlabelled_report.by_seed(rows, task, arm)
         cells = [name, str(len(arm_runs))]
         for cost in (0, 1):
-            ratio = unlabelled_report.ratio(runs, task, arm, cost)
+            ratio = unlabelled_report.ratio(rows, task, arm, cost)
             assert ratio is not None
-            cells.append("> " * bool(ratio.missed) + _range(ratio[:3]))
-        ends = unlabelled_report.end_difference(runs, task, arm)
+            text = "> " * bool(ratio.missed) + _range(ratio[:3])
+            cells.append("" if (arm, cost) == ("oracle", 1) else text)
+        ends = unlabelled_report.end_difference(rows, task, arm)
         cells.append("" if ends is None else f"{ends[0]:+.3f} ± {ends[1]:.3f}")
         cells.append(f"{mean(run['hard_drawn'] for run in arm_runs.values()):.0%}")
         lines.append(cells)
@@ -89,12 +94,9 @@ def without_labels() -> str:
 def with_labels() -> str:
     """Tabulates tokens to 90% of GRPO's gain where labels mark the too hard prompts."""
     arms = {
-        "grpo": "tuned GRPO",
         "screening, posterior, 2": "selection and screening",
         "posterior, target 0.5, discount 0.9": "selection",
         "screening, 4": "screening",
-        "maxrl": "MaxRL",
-        "rloo": "RLOO",
         "dapo": "DAPO",
     }
     runs = [
@@ -247,6 +249,35 @@ def _gaps(run: dict[str, Any]) -> dict[str, float]:
     """Returns the mean log-prob gap in nats before any update, by mode of replay."""
     points = [point for point in run["points"] if point["updates"] == 0]
     return {point["mode"]: point["recorded"]["logp_abs_diff"] for point in points}
+
+
+def recipes() -> str:
+    """Tabulates recipes without labels, the fewest tokens first."""
+    rows, lines = _rows("unlabelled_accuracy.jsonl"), []
+    names = {
+        unlabelled_report.BASELINE: "GRPO, tuned",
+        "candidate": "selection by text, screening, cosine",
+    }
+    for arm, name in names.items():
+        runs = unlabelled_report.by_seed(rows, "hard", arm)
+        ratios = [unlabelled_report.ratio(rows, "hard", arm, cost) for cost in (0, 1)]
+        costs = [("> " if x.missed else "") + _range(x[:3]) for x in ratios if x is not None]
+        seeds, commit = str(len(runs)), next(iter(runs.values()))["commit"][:8]
+        line = [name, *(["1", "1"] if arm == unlabelled_report.BASELINE else costs), seeds, commit]
+        lines.append((ratios[0], line))
+    lines += [
+        (
+            unlabelled_report.Ratio(*row["tokens"]),
+            [
+                row["recipe"],
+                *(_range(row[cost][:3]) for cost in ("tokens", "minutes")),
+                str(len(leaderboard.SEEDS)),
+                row["commit"][:8],
+            ],
+        )
+        for row in _rows("leaderboard.jsonl")
+    ]
+    return _table("recipe | tokens | minutes | seeds | commit", [x for _, x in sorted(lines)])
 
 
 def trl_parity() -> str:
@@ -428,6 +459,7 @@ TABLES = {
     "pods": pods,
     "gpu": gpu,
     "costs": costs,
+    "recipes": recipes,
 }
 
 if __name__ == "__main__":

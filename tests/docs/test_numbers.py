@@ -7,8 +7,7 @@ import re
 from pathlib import Path
 from statistics import mean, median
 
-from benchmarks import parity, plans, unlabelled_report
-from benchmarks.tokens_report import interval, ratios
+from benchmarks import parity, plans
 from compass_jax.commands.configured import load_config
 
 ROOT = Path(__file__).parents[2]
@@ -43,17 +42,6 @@ def test_a_pretrained_model():
     assert f"in {seconds / 60:.0f} minutes on one core" in README
 
 
-def test_fewer_tokens():
-    runs = rows("unlabelled_accuracy.jsonl")
-    ratio = unlabelled_report.ratio(runs, "hard", "candidate", 0)
-    assert f"[{ratio.mean:.2f} of tuned GRPO's tokens]" in README and "ten seeds" in README
-    assert len(unlabelled_report.by_seed(runs, "hard", "candidate")) == 10
-    arms = [x for x in rows("tokens_elsewhere_words.jsonl") if x["phase"] == "arms"]
-    screening = ratios(arms)["screening, posterior"]
-    assert len(screening) == 2 and all(x.reached for x in screening)
-    assert f"[{interval(screening).mean:.2f} of GRPO's tokens]" in README
-
-
 def test_beside_trl():
     speeds = [x["moe"] for x in rows("against_trl.jsonl") if "moe" in x][-1]
     ours, trl = (speeds[f"{x}_step_s"] / speeds[f"{x}_tokens"] for x in ("ours", "trl"))
@@ -72,7 +60,7 @@ def test_objectives():
         for variant in ("espo", "gspo", "grpo", "dapo", "cispo")
     }
     assert max(ends, key=ends.get) == "espo"
-    assert f"the best of five on one [task at one size ({ends['espo']:.2f})]" in README
+    assert "the best of five on one [task at one size]" in README
 
 
 def test_a_pod():

@@ -15,7 +15,7 @@ from compass_jax.base.records import Prompt
 from compass_jax.rollout.remote import frames
 from compass_jax.rollout.remote.frames import DTYPES, Message, SamplersError, decode, encode
 from compass_jax.rollout.remote.requests import results
-from compass_jax.rollout.request import Request
+from compass_jax.rollout.request import Columns, Request
 
 ARRAYS = st.sampled_from(sorted(DTYPES)).flatmap(
     lambda dtype: arrays.arrays(dtype, arrays.array_shapes(min_dims=1, max_dims=3, min_side=0))
@@ -40,7 +40,7 @@ def test_a_strided_array_is_sent_in_its_own_order():
 def test_the_log_probs_of_a_computation_in_float64_can_be_sent():
     request = Request.of(Prompt.of_tokens([1, 2], 0), 0, 0, 8, 0)
     logp = np.array([-0.1])  # float64, from compute.dtype = float64
-    request.take(np.array([3], np.int32), logp, logp, 0)
+    request.take(Columns.of(np.array([3]), logp, logp, 0).rows())
     message = decode(encode(results("done", 0, {0: request}, {})))
     assert message.arrays["0.logp"].dtype == np.float64
     np.testing.assert_array_equal(message.arrays["0.logp"], request.logp)
