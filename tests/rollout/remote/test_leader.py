@@ -175,7 +175,7 @@ def run(batcher):
 
 
 def numbers(request):
-    return request.row, *(getattr(request, x).tolist() for x in ("tokens", "logp", "entropy"))
+    return request.row, *(column.tolist() for column in request.columns)
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
