@@ -1,7 +1,9 @@
 """Messages between the training and its samplers."""
 
 import json
+import socket
 import struct
+from multiprocessing.connection import Connection
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from compass_jax.base.records import Prompt
+from compass_jax.rollout.remote import frames
 from compass_jax.rollout.remote.frames import DTYPES, Message, SamplersError, decode, encode
 from compass_jax.rollout.remote.requests import results
 from compass_jax.rollout.request import Columns, Request
@@ -66,3 +69,36 @@ def frame(header, rest=b""):
 def test_anything_else_is_refused(data):
     with pytest.raises(SamplersError, match="a message of the samplers' protocol is broken"):
         decode(data)
+
+
+def connected():
+    """Returns the two ends of a connection."""
+    return [Connection(end.detach()) for end in socket.socketpair()]
+
+
+@pytest.mark.parametrize("size", [0, 1, 99, 100, 101, 200, 201, 1000])
+def test_a_message_is_sent_in_frames_and_joined(size, monkeypatch):
+    assert frames.FRAME == 64 * 2**20
+    monkeypatch.setattr(frames, "FRAME", 100)
+    (sender, receiver), data = connected(), bytes(range(250)) * 4
+    frames.send(sender, data[:size])
+    frames.send(sender, b"next")
+    assert frames.receive(receiver) == data[:size]
+    assert frames.receive(receiver) == b"next"
+
+
+def test_a_frame_that_is_too_large_is_refused(monkeypatch):
+    monkeypatch.setattr(frames, "FRAME", 100)
+    sender, receiver = connected()
+    sender.send_bytes(bytes(101))
+    with pytest.raises(OSError, match="bad message length"):
+        frames.receive(receiver)
+
+
+def test_a_message_that_breaks_off_is_a_loss(monkeypatch):
+    monkeypatch.setattr(frames, "FRAME", 100)
+    sender, receiver = connected()
+    sender.send_bytes(bytes(100))
+    sender.close()
+    with pytest.raises(EOFError):
+        frames.receive(receiver)
