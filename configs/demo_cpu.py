@@ -15,7 +15,7 @@ from compass_jax.commands.configured import load_config
 from compass_jax.config import OptimConfig, RunConfig
 from compass_jax.data.predictors.text import Text
 
-TOKENS = 120_000  # generated tokens of each RL run
+TOKENS = 80_000  # generated tokens of each RL run
 
 
 def demo_cpu() -> RunConfig:
@@ -27,11 +27,19 @@ def demo_cpu() -> RunConfig:
         base,
         name="demo_cpu",
         data=replace(base.data, eval_prompts=240),
-        # packed rows need one program and a third fewer tokens than padded ones
-        sft=replace(base.sft, steps=1000, batch=24, packing=True, micro_batch_tokens=1440),
+        sft=replace(
+            base.sft,
+            # two thirds of mostly_hard_cpu's bare answers, so that fewer examples teach the steps
+            answers=tuple((name, count, 2 * times // 3) for name, count, times in base.sft.answers),
+            steps=640,
+            batch=39,
+            # 21 short and 18 long rows an update: two programs to compile
+            buckets=(56, 136),
+            micro_batch_tokens=36 * 136,
+        ),
         rl=replace(
             base.rl,
-            steps=150,  # the demo ends a run at TOKENS
+            steps=100,  # the demo ends a run at TOKENS
             predictor=Text(),
             optim=OptimConfig(
                 learning_rate=1.5e-4,

@@ -88,9 +88,9 @@ def write_run(folder, start, accuracies, seconds, no_signal, tokens=(1000.0,) * 
 
 
 def write_summary(folder, accuracy, k=2):
-    folder.mkdir(parents=True)
-    summary = {"k": k, "prompts": 40, "unscored": 0, "avg_at_k": accuracy, "pass_at_k": 0.7}
-    summary |= {"labels": {"unlabelled": [40, accuracy, 0.5]}, "greedy": None}
+    folder.mkdir(parents=True, exist_ok=True)
+    summary = {"k": k, "prompts": 40, "unscored": 0}
+    summary |= {"avg_at_k": accuracy, "pass_at_k": 0.7, "greedy": None}
     (folder / "summary.json").write_text(json.dumps(summary))
 
 
@@ -183,14 +183,11 @@ def test_the_last_commands_are_known_to_the_package(tmp_path):
         parse(name, words[: words.index("#")])
 
 
-def test_the_start_is_read_from_its_evaluation(tmp_path):
-    labels = {"easy": [30, 0.5, 0.6], "hard": [10, 0.1, 0.0]}
-    summary = {"k": 4, "prompts": 40, "unscored": 0, "avg_at_k": 0.4, "pass_at_k": 0.7}
-    summary |= {"labels": labels, "greedy": None}
-    (tmp_path / "summary.json").write_text(json.dumps(summary))
+def test_accuracies_are_read_from_an_evaluation(tmp_path):
+    write_summary(tmp_path, 0.4, k=4)
     start = read_summary(tmp_path)
-    assert (start.k, start.prompts, start.avg_at_k) == (4, 40, 0.4) and math.isnan(start.greedy)
-    assert start.labels == {name: tuple(x) for name, x in labels.items()}
+    assert (start.k, start.prompts, start.avg_at_k, start.pass_at_k) == (4, 40, 0.4, 0.7)
+    assert math.isnan(start.greedy) and start.unscored == 0
     (tmp_path / "summary.json").write_text("{}")
     with pytest.raises(ReportError, match="no summary of an evaluation"):
         read_summary(tmp_path)
