@@ -82,9 +82,14 @@ def read_summary(folder: Path) -> Evaluation:
     file = folder / SUMMARY
     summary = parse_json(read_text(file, error=ReportError), str(file), error=ReportError)
     try:
-        k, prompts, unscored = (int(summary[name]) for name in ("k", "prompts", "unscored"))
-        rates = (_number(summary[name]) for name in ("avg_at_k", "pass_at_k", "greedy"))
-        return Evaluation(k, prompts, *rates, unscored)
+        return Evaluation(
+            int(summary["k"]),
+            int(summary["prompts"]),
+            _number(summary["avg_at_k"]),
+            _number(summary["pass_at_k"]),
+            _number(summary["greedy"]),
+            int(summary["unscored"]),
+        )
     except (KeyError, TypeError, ValueError) as error:
         raise ReportError(f"{file}: no summary of an evaluation ({error!r})") from error
 

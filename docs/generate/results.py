@@ -140,15 +140,15 @@ def word_problems() -> str:
 
 
 def demo() -> str:
-    """Tabulates the demo's seeds."""
+    """Tabulates the three seeds of the former demo, whose prompts had labels."""
     lines = []
-    for seed in _document("demo.json")["seeds"]:
-        run, grpo = seed["rl"], seed["grpo"]
-        ratios = (run[x] / grpo[x] for x in ("first_passage_tokens", "first_passage_minutes"))
-        ends = (seed[f"{name}_avg_at_8"] for name in ("sft", "rl", "grpo"))
-        cells = (*(f"{x:.2f}" for x in ratios), *(f"{x:.3f}" for x in ends))
-        lines.append([str(seed["seed"]), *cells])
-    return _table("seed | tokens | minutes | accuracy before RL | after RL | after GRPO", lines)
+    for seed in _document("demo_labelled.json")["seeds"]:
+        grpo, own = seed["difference"]["first"], seed["difference"]["second"]
+        accuracies = (seed["sft_avg_at_2"], own, grpo)
+        ratio = f"{seed['to_target']['ratio']:.2f}"
+        lines.append([str(seed["seed"]), ratio, *(f"{x:.3f}" for x in accuracies)])
+    head = "seed | tokens | accuracy after SFT | after RL | after GRPO, as many tokens"
+    return _table(head, lines)
 
 
 def objectives() -> str:
