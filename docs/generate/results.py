@@ -140,9 +140,9 @@ def word_problems() -> str:
 
 
 def demo() -> str:
-    """Tabulates the demo's three seeds."""
+    """Tabulates the three seeds of the former demo, whose prompts had labels."""
     lines = []
-    for seed in _document("demo.json")["seeds"]:
+    for seed in _document("demo_labelled.json")["seeds"]:
         grpo, own = seed["difference"]["first"], seed["difference"]["second"]
         accuracies = (seed["sft_avg_at_2"], own, grpo)
         ratio = f"{seed['to_target']['ratio']:.2f}"
