@@ -6,7 +6,8 @@ A process that skips a collective, or that has died, leaves the others waiting i
 from __future__ import annotations
 
 import faulthandler
-import sys
+
+STDERR = 2  # the file descriptor
 
 
 class Watchdog:
@@ -22,7 +23,7 @@ class Watchdog:
     def beat(self) -> None:
         """Starts the seconds anew."""
         if self._seconds:
-            faulthandler.dump_traceback_later(self._seconds, exit=True, file=sys.__stderr__)
+            faulthandler.dump_traceback_later(self._seconds, exit=True, file=STDERR)
 
     def close(self) -> None:
         """Stops the clock."""
