@@ -155,8 +155,8 @@ def read_arm(directory: Path) -> Arm:
     series = read_metrics(directory / "metrics.jsonl", "rl")
     steps, generated = series[TOKENS]
     tokens = np.cumsum([0.0, *generated])
-    nothing = np.zeros(0, int), np.zeros(0)
-    evaluated, accuracies = series.get("eval/heldout/avg_at_k", nothing)
+    no_points = np.zeros(0, int), np.zeros(0)
+    evaluated, accuracies = series.get("eval/heldout/avg_at_k", no_points)
     start, end = (
         read_summary(directory / x).avg_at_k for x in (EVALUATION_START, EVALUATION_FOLDER)
     )
