@@ -1,13 +1,12 @@
-"""The demo's task, of which most prompts are too hard: a cold start that works out sums, then RL
-with posterior selection and screening, which spend few tokens on prompts that teach nothing.
+"""A task of which most prompts are too hard: a cold start that works out sums, then RL with
+posterior selection and screening, which spend few tokens on prompts that teach nothing.
 
-    compass demo                                        with plain GRPO to compare, evaluation
-                                                        and export
     compass sft   configs/mostly_hard_cpu.py
     compass train configs/mostly_hard_cpu.py            starts from that SFT
 
 The prompts are those of tiny_reasoning_cpu, and as many sums of numbers of three and four digits,
-which the cold start works out at length, nearly always wrongly.
+which the cold start works out at length, nearly always wrongly. The demo has the same prompts
+(configs/demo_cpu.py).
 
 Metric: eval/heldout/avg_at_k on 480 held-out prompts. docs/results.md has its values, and the
 tokens to them compared with plain GRPO.

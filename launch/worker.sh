@@ -12,7 +12,7 @@ install() {
   cd "$code"
   python3 -m pip install -q --user uv
   [[ -d $venv ]] || python3 -m uv venv -q --python 3.12 "$venv"
-  python3 -m uv pip install -q --python "$venv" -e '.[tpu]'
+  python3 -m uv pip install -q --python "$venv" -c launch/constraints.txt -e '.[tpu]'
 }
 
 # Google's package, from the repository that the installation guide of Cloud Storage FUSE names.

@@ -28,6 +28,7 @@ LAYERS = {
     "base.masked": set(),
     "base.programs": set(),
     "config": {"config"},
+    "config.chat": {"config"},
     "config.kinds": set(),
     "devices": {"config"},
     "devices.allocator": set(),
@@ -44,7 +45,8 @@ LAYERS = {
     "rewards": {"config", "rewards"},
     "rewards.penalties": set(),
     "rewards.tasks": {"config", "rewards.tasks"},
-    "rewards.verifiers": {"config.kinds", "rewards.verifiers", "rewards.verifiers.program_child"},
+    "rewards.verifiers": {"config.chat", "config.kinds", "rewards.verifiers"}
+    | {"rewards.verifiers.program_child"},
     "rewards.verifiers.program_child": set(),
     "data": {"config", "data", "rewards.tasks", "rewards.verifiers"},
     "weights": MODEL | {"devices.distributed", "weights"},

@@ -49,8 +49,10 @@ from compass_jax.training.header import (
     sft_method,
     stage_line,
 )
+from compass_jax.training.hooks.callbacks import Callbacks
 from compass_jax.training.idle_settings import idle_settings
 from compass_jax.training.memory import memory_line
+from compass_jax.training.optim import check_optimizer
 from compass_jax.training.rate_notices import moved_schedule
 from compass_jax.training.session import with_date
 from compass_jax.weights import checkpoint
@@ -105,9 +107,13 @@ def changes(settings: Iterable[Setting]) -> list[str]:
 def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
     """Returns the header that the run would print, and a line for each of its stages."""
     check_trackers(config.trackers)
+    is_rl = command == "train"
+    key, stage = ("rl", config.rl) if is_rl else ("sft", config.sft)
+    check_optimizer(stage.optim, stage.steps, f"{key}.optim")
     policy = config.policy
     placements(policy.mesh, policy.local_rollout_mesh, policy.rollout_apart)
-    if command == "train":
+    if is_rl:
+        Callbacks(config.callbacks)  # loads them
         if config.samplers.acts:
             Pool(config.samplers)  # checks address and key
         with open_scorer(config.rewards, config.data):
@@ -115,15 +121,15 @@ def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
     data = with_date(config.data, config.model.vocab_size, config.directory)
     config = replace(config, data=data)
     existing_run = RunDir(config, code_of(data)).look()
-    if command == "train":
+    if is_rl:
         train, evaluated = _prompts(config.model.vocab_size, config.scored, tell)
         one_pass = sum(data.sources[prompt.source].repeat for prompt in train)
         labels = len({label_of(x) for x in train})
         for text in idle_settings(config.rl, policy, config.scored, one_pass, labels):
             tell(text)
-        work, total = f"{one_pass:,} prompts, {evaluated}", config.rl.steps
+        work = f"{one_pass:,} prompts, {evaluated}"
     else:
-        tokenizer, total = load_tokenizer(data, config.model.vocab_size), config.sft.steps
+        tokenizer = load_tokenizer(data, config.model.vocab_size)
         if command == "scalar":
             pairs, longest = split_pairs(data, config.seed)[0], config.sft.buckets[-1]
             counts = encode_pairs(pairs, tokenizer, longest, tell)[1]
@@ -134,10 +140,9 @@ def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
     if done is None:
         check_weights(config.init_from, config.model, tell)
     if existing_run:
-        before, key = read_config(config.directory), "rl" if command == "train" else "sft"
-        if moved := moved_schedule(getattr(before, key), getattr(config, key), done or 0):
+        before = getattr(read_config(config.directory), key)
+        if moved := moved_schedule(before, stage, done or 0):
             tell(moved)
-    is_rl = command == "train"
     method = rl_method(config.rl, config.rollout) if is_rl else sft_method(config.sft)
     lines = header(
         describe_model(config.model, param_count(config.model)),
@@ -146,8 +151,8 @@ def _training(config: RunConfig, command: str, tell: Tell) -> list[str]:
         config.directory,
         work,
         done or 0,
-        total,
-        memory_line(policy, config.rl if is_rl else config.sft),
+        stage.steps,
+        memory_line(policy, stage),
         method,
     )
     return [config.name, *lines, *(_stage_lines(config.rl, config.rollout) if is_rl else ())]

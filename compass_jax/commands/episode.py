@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from compass_jax.base.records import GIVEN, Rollout, Score
-from compass_jax.config import ConfigError
+from compass_jax.config import ConfigError, EpisodeSource
 from compass_jax.config.data import ENV
 from compass_jax.data.prompts import train_prompts
 from compass_jax.data.tokenizer import Tokenizer
@@ -21,13 +21,15 @@ from compass_jax.training.from_files import rl_config
 MOST_SHOWN = 2000  # characters of a part
 
 
-def play(env: str, model: str, number: int, seed: int) -> int:
+def play(source: EpisodeSource, model: str, number: int, seed: int) -> int:
     """Plays an environment's row `number` with the weights of `model`, prints the turns, and
     returns the exit status: 1 without a verdict.
     """
+    env = source.env
     if not model:
         raise ConfigError(f"TASK = {env!r} is an environment, which a model plays: --model FOLDER")
-    settings = {"data.heldout_frac": 0.0, "data.eval_prompts": 0, "seed": seed}
+    settings: dict[str, object] = {"data.heldout_frac": 0.0, "data.eval_prompts": 0}
+    settings |= {"data.sources.0.options": source.options, "seed": seed}
     config = rl_config(model, [f"{ENV}{env}"], settings=settings)
     engine, params, tokenizer = decoder_of(config.policy, config.data, seed, model)
     prompts = train_prompts(config.data, tokenizer, seed)

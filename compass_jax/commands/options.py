@@ -314,6 +314,10 @@ class Try:
     """The model's answer, once for each turn of a conversation; - reads standard input."""
     row: Annotated[str, arg(metavar="JSON")] = ""
     """Row of the prompt, a JSON object of columns (default: an example row)."""
+    options: Annotated[str, arg(metavar="JSON")] = ""
+    """Arguments of the verifier, data set or environment, a JSON object: the verifier_args or
+    options of a source.
+    """
     number: CountOrOff = 0
     """Number of the task's row, from 0, if --row is absent."""
     seed: int = 0
@@ -321,7 +325,9 @@ class Try:
     answer_tag: Annotated[str, arg(metavar="TAG")] = "answer"
     """Tag of the answer: the text in the last <TAG>...</TAG>; empty: the whole response."""
     chat_format: Annotated[str, arg(metavar="NAME")] = "any"
-    """Form of the answer, as data.chat_format: any, hermes, gpt_oss, ..., or <plan>...</plan>."""
+    """Form of the answer, as data.chat_format: any, hermes, gpt_oss, ..., file.py:FORMAT, or
+    <plan>...</plan>.
+    """
     timeout_s: float = 5.0
     """Time limit of the verifier in seconds."""
     sandbox: Literal["auto", "required", "off"] = "auto"
@@ -568,8 +574,8 @@ class Serve(Compiling):
     allow_host: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="NAME")]] = ()
     """Host name of this server beside localhost and its address. Repeatable."""
     chat_format: Annotated[str, arg(metavar="NAME")] = "auto"
-    """Form of the answers (data.chat_format): auto, by the chat template; a name, any, or own marks
-    of thoughts as <plan>...</plan>.
+    """Form of the answers (data.chat_format): auto, by the chat template; a name, any, your own as
+    file.py:FORMAT, or marks of thoughts as <plan>...</plan>.
     """
     trust_prompts: bool = False
     """Read special tokens in prompts of /v1/completions as control tokens; otherwise they are text,

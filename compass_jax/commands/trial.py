@@ -7,6 +7,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,6 +32,7 @@ from compass_jax.config.errors import check
 from compass_jax.config.kinds import IN_ANSWER, kinds
 from compass_jax.config.named import load
 from compass_jax.config.verifiers import JUDGE, looked_for, pairs
+from compass_jax.config.words import options_of
 from compass_jax.rewards import faults
 from compass_jax.rewards.called import Case, called
 from compass_jax.rewards.joined import JoinedScorer
@@ -93,6 +95,11 @@ class Trial(NamedTuple):
         return dict(verify) if isinstance(verify, Mapping) else {verify: 1.0}
 
     @property
+    def arguments(self) -> dict[str, object]:
+        """The arguments of the verifiers beside the row."""
+        return dict(getattr(self.source, "verifier_args", ()))
+
+    @property
     def turns(self) -> int:
         """The maximum number of model turns of an environment; 0 for a source without one."""
         return max(one.turns if isinstance(one, Environment) else 0 for one in self.verifiers())
@@ -106,10 +113,12 @@ def run(options: Try) -> int:
     """
     task, judge = options.task, None
     source = FileSource("rows.jsonl", verifier=JUDGE) if task == JUDGE else source_of(task)
+    if options.options:
+        source = _with_options(source, options.options)
     if isinstance(source, EpisodeSource):
         from compass_jax.commands.episode import play  # brings jax
 
-        return play(source.env, options.model, options.number, options.seed)
+        return play(source, options.model, options.number, options.seed)
     if options.endpoint or options.model:
         judge = JudgeConfig(options.endpoint, options.model, key_env=options.key_env, retries=1)
     rewards = RewardConfig(
@@ -131,6 +140,14 @@ def run(options: Try) -> int:
     return 0 if scores[-1].known else 1
 
 
+def _with_options(source: Source, text: str) -> Source:
+    """Returns the source with arguments of its verifier, data set or environment, from JSON."""
+    if isinstance(source, TaskSource):
+        raise ConfigError(f"--options: {source.task} is a task, whose code has its arguments")
+    name = "verifier_args" if isinstance(source, FileSource) else "options"
+    return replace(source, **{name: options_of(text, "--options")}).validate("TASK")
+
+
 def _row(options: Try, source: Source) -> tuple[JsonObject, str]:
     """Returns the row's columns (of the example, or generated, without --row) and question."""
     if options.row:
@@ -145,9 +162,11 @@ def _row(options: Try, source: Source) -> tuple[JsonObject, str]:
         return columns, str(columns.get("prompt", columns.get("question", "")))
     if isinstance(source, FileSource):
         kind = kinds().get(options.task)
-        return dict(kind.example.row) if kind else {}, ""
+        row = kind.example.row if kind else {}
+        arguments = dict(source.verifier_args)  # which a column would replace
+        return {column: x for column, x in row.items() if column not in arguments}, ""
     if isinstance(source, ProceduralSource):
-        source = ProceduralSource(source.dataset, size=options.number + 1)
+        source = replace(source, size=options.number + 1)
     rows, number = rows_of(source, options.seed), options.number
     known = f"there are {len(rows)} rows, the first has number 0"
     check(0 <= number < len(rows), f"--number {number}: {known}")
@@ -178,7 +197,7 @@ def _check(task: str, trial: Trial, judge: Any) -> None:
             columns = called(function, "TASK", {}, trial.tag).required
         for name in columns:
             check(
-                name in trial.row or name in OURS,
+                name in trial.row or name in OURS or name in trial.arguments,
                 f"the row has no {name!r}, which {task} reads (it has:"
                 f" {', '.join(trial.row) or 'nothing'}); add it to --row",
             )
@@ -275,7 +294,7 @@ def _reason(trial: Trial, name: Any, reward: float) -> str:
             f" {trial.row['answer']!r:.200}"
         )
     if kind.why:
-        explanation = called(kind.why, "TASK", {}, trial.tag, trial.chat_format)(
+        explanation = called(kind.why, "TASK", trial.arguments, trial.tag, trial.chat_format)(
             [Case(trial.row, response)]
         )[0]
         if explanation:

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
 from compass_jax.base.aliases import Json
-from compass_jax.base.chat.base import ChatFormatError, find_format
-from compass_jax.config.errors import ConfigError, check
+from compass_jax.config.chat import find_format
+from compass_jax.config.errors import check
 from compass_jax.config.files import check_rows_path
 from compass_jax.config.kinds import kinds
 from compass_jax.config.named import check_name
@@ -339,6 +339,7 @@ class DataConfig(Section):
     """
 
     KEY: ClassVar[str] = "data"
+    CODE: ClassVar[tuple[str, ...]] = ("chat_format",)
 
     sources: tuple[Source, ...] = ()
     """Sources of the training prompts of RL."""
@@ -364,7 +365,8 @@ class DataConfig(Section):
     """Variables of the chat template, as a JSON object: {"enable_thinking": false}."""
     chat_format: Name = AUTO
     """Format of the model's thoughts and tool calls: auto (by the chat template), a name (hermes,
-    glm, deepseek, gpt_oss, mistral, ...), any, or own marks of thoughts as <plan>...</plan>.
+    glm, deepseek, gpt_oss, mistral, ...), any, your own as file.py:FORMAT, or marks of thoughts as
+    <plan>...</plan>.
     """
     date: str = ""
     """Date that the chat template reads (`strftime_now`), as YYYY-MM-DD; empty: in training that of
@@ -422,10 +424,7 @@ class DataConfig(Section):
             not self.date or _is_date(self.date),
             f"{key}.date = {self.date!r:.80}: no date; write it as YYYY-MM-DD",
         )
-        try:
-            find_format(self.chat_format)
-        except ChatFormatError as error:
-            raise ConfigError(f"{key}.chat_format = {error}") from error
+        find_format(self.chat_format)
         check(self.heldout_frac < 1, f"{key}.heldout_frac = {self.heldout_frac}: must be in [0, 1)")
         for name, _ in self.template_args:
             check(

@@ -33,18 +33,18 @@ def of_file(path: Path) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{path}{_line(error, path)}: {error}") from error
+        raise ConfigError(f"{path}{line_in(error, path)}: {error}") from error
     except (Exception, SystemExit) as error:
         # raised by a signal, not by the file
-        if isinstance(error, SystemExit) and not _line(error, path):
+        if isinstance(error, SystemExit) and not line_in(error, path):
             raise
         message = _no_setting(error) or f"{type(error).__name__}: {first_line(error)}"
-        raise ConfigError(f"{path}{_line(error, path)}: {message}") from error
+        raise ConfigError(f"{path}{line_in(error, path)}: {message}") from error
 
 
-def _line(error: BaseException, path: Path) -> str:
+def line_in(error: BaseException, path: Path) -> str:
     """Returns ", line 3" if the error's traceback has a frame of the file, or the file has a syntax
-    error there.
+    error there; else an empty text.
     """
     if (
         isinstance(error, SyntaxError)

@@ -8,14 +8,23 @@ of this package (`espo`), or a user's class as `module:Class` or `path/to/file.p
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
+from compass_jax.base.errors import CompassError
 from compass_jax.config import named
-from compass_jax.config.errors import ConfigError
+from compass_jax.config.errors import ConfigError, first_line, line_in
 from compass_jax.config.ranges import check_fields
+
+
+class ComponentFailed(CompassError, RuntimeError):
+    """A user's class raised an error or returned a value that cannot be used; the message names
+    the class and the method.
+    """
 
 
 @dataclass(frozen=True)
@@ -48,6 +57,22 @@ class Seam:
     def validate(self) -> None:
         """Raises ConfigError for a field of the wrong type or out of its range."""
         check_fields(self, self.key)
+
+    @contextlib.contextmanager
+    def calling(self, method: str) -> Iterator[None]:
+        """Re-raises an error of a method as ComponentFailed, with the file and the line, if the
+        class is a user's.
+        """
+        try:
+            yield
+        except Exception as error:
+            if isinstance(error, CompassError) or ":" not in self.name:
+                raise
+            file = getattr(sys.modules[type(self).__module__], "__file__", None) or ""
+            raise ComponentFailed(
+                f"{self.key}.name = {self.name!r}{line_in(error, Path(file))}: {method} failed:"
+                f" {type(error).__name__}: {first_line(error)}"
+            ) from error
 
 
 S = TypeVar("S", bound=Seam)

@@ -158,7 +158,8 @@ class RLConfig(AlgorithmConfig, SamplingConfig, UpdatesConfig):
         check(
             self.zero_variance.posterior or predictor == default_predictor(),
             f"rl.predictor.name = {predictor.name!r} without rl.zero_variance.posterior: nothing"
-            " reads its predictions; set rl.zero_variance.posterior, or leave rl.predictor out",
+            " reads its predictions; set rl.zero_variance.posterior, which"
+            " ZeroVarianceConfig(posterior=True) has, or set rl.predictor to its default, 'text'",
         )
         check(
             not (predictor.reads_policy and self.one_step_off),

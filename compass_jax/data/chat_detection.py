@@ -6,12 +6,12 @@ reads most of it is the template's; of several, the one with the most own marks 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from compass_jax.base.aliases import Json, JsonMapping, JsonObject
+from compass_jax.base.aliases import JsonMapping, JsonObject
 from compass_jax.base.chat.base import AUTO, ChatFormat, any_format, chat_formats
 from compass_jax.config import DataConfig
 from compass_jax.data.templates import TODAY, TemplateFailure, render_chat, strftime_of
@@ -90,17 +90,54 @@ def _points(chat_format: ChatFormat, text: str, message: JsonObject) -> int:
     )
 
 
+def _reads(chat_format: ChatFormat, text: str, message: JsonObject) -> bool:
+    """Returns whether a format reads all that a template has written of a message. The words beside
+    a call may be a thought there.
+    """
+    text = text.rstrip()
+    for end in chat_format.ends:
+        text = text.removesuffix(end)
+    read, thought = chat_format.read(text), message.get("reasoning_content", "")
+    cities = [call.arguments.get("city") for call in read.calls]
+    return (
+        (thought in read.thought or thought not in text)
+        and (_CONTENT in read.thought + read.content or _CONTENT not in text)
+        and cities == [x for x in _CITIES[: len(message.get("tool_calls", ()))] if x in text]
+    )
+
+
+def unread_turns(
+    chat_format: ChatFormat, folder: str | Path, template_args: Mapping[str, object] | None = None
+) -> list[str]:
+    """Returns the turns, as the chat template of a folder writes them, whose thought, content or
+    calls a format does not read back. Raises TokenizerError for a template that cannot be read.
+    """
+    template, variables = _template_of(folder, template_args, "")
+    turns = _turns(template or "", variables)
+    return [text for text, message in turns if not _reads(chat_format, text, message)]
+
+
 def detected_in(
     folder: str | Path, template_args: JsonMapping | None = None, date: str = ""
 ) -> ChatFormat:
     """Returns the format of a folder's chat template. Raises TokenizerError for a template that
     cannot be read.
     """
+    template, variables = _template_of(folder, template_args, date)
+    return any_format() if template is None else detect(template, variables)
+
+
+def _template_of(
+    folder: str | Path, template_args: Mapping[str, object] | None, date: str
+) -> tuple[str | None, dict[str, object]]:
     config = read_config(folder)
     templates = folder_templates(Path(folder), config.chat_template)
-    template = templates.get("tool_use", templates.get("default"))
-    variables: Json = {**special_tokens(config), TODAY: strftime_of(date), **(template_args or {})}
-    return any_format() if template is None else detect(template, variables)
+    variables: dict[str, object] = {
+        **special_tokens(config),
+        TODAY: strftime_of(date),
+        **(template_args or {}),
+    }
+    return templates.get("tool_use", templates.get("default")), variables
 
 
 def with_chat_format(data: D) -> D:

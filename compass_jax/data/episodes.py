@@ -38,9 +38,8 @@ def command_of(source: EpisodeSource) -> Command:
 
 def setup_of(source: EpisodeSource, mode: str, **more: object) -> JsonObject:
     """Returns the first line that a driver reads."""
-    names = ("env", "memory_gib", "size", "turns")
-    fields = {name: getattr(source, name) for name in names}
-    return {**fields, "options": source.settings, "mode": mode, **more}
+    limits = {"memory_gib": source.memory_gib, "size": source.size, "turns": source.turns}
+    return {"env": source.env, **limits, "options": source.settings, "mode": mode, **more}
 
 
 @lru_cache(maxsize=32)

@@ -16,8 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from compass_jax.base.aliases import Json, JsonMapping, JsonObject
-from compass_jax.base.chat.base import AUTO, ChatFormat, find_format
+from compass_jax.base.chat.base import AUTO, ChatFormat
 from compass_jax.config import ConfigError, DataConfig
+from compass_jax.config.chat import find_format
 from compass_jax.data.chat_detection import detect
 from compass_jax.data.control_tokens import ControlTokens
 from compass_jax.data.templates import (

@@ -266,7 +266,7 @@ def _warning(
     if not kind:
         return ""
     sample = sample_of(sampled, text_of)
-    return silence_warning(kind, of, sample, len(flat), rewards, data)
+    return silence_warning(kind, of, sample, flat, rewards, data)
 
 
 def decoder_of(

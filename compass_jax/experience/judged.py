@@ -122,7 +122,7 @@ def silence_warning(
     kind: str,
     of: str,
     sample: tuple[Prompt, str, Score],
-    responses: int,
+    scores: Sequence[Score],
     rewards: RewardConfig,
     data: DataConfig,
 ) -> str:
@@ -132,13 +132,15 @@ def silence_warning(
         kind: the result of `silence` or `no_advantage`.
         of: describes the responses, for example "of the first rollout".
         sample: a prompt, a response to it and its score.
-        responses: the number of responses.
+        scores: the scores of the responses.
     """
+    count = len(_finished(scores) if kind == NOTHING_EXTRACTED else known_rewards(scores))
+    responses = f"{count} responses" if count == len(scores) else f"{count} judged responses"
     prompt, response, score = sample
     where, source = data.keyed_sources()[prompt.source]
     places = looked_for(source, rewards.answer_tag)
     if kind == NOTHING_EXTRACTED:
-        what = f"no answer could be extracted from any of the {responses} responses {of}"
+        what = f"no answer could be extracted from any of the {responses} {of}"
         form = form_of(source, rewards.answer_tag)
         ask = "ask for it in the prompt (data.system_prompt)"
         ask = ask if form is None else remedy(form, data)
@@ -147,14 +149,14 @@ def silence_warning(
             f" judge by another {where}.verifier"
         )
     elif kind == ALL_RIGHT:
-        what = f"all {responses} responses {of} are right: every advantage of the verifiers is 0"
+        what = f"all {responses} {of} are right: every advantage of the verifiers is 0"
         option = (
             "take harder prompts, or start from a weaker model; is the reward too generous? A"
             f" reward from rewards.right_at = {rewards.right_at:g} on is right"
         )
     elif kind == NO_GROUP_VARIES:
         what = (
-            f"in every group {of} all rewards are equal ({responses} responses): every advantage"
+            f"in every group {of} all rewards are equal ({responses}): every advantage"
             " of the verifiers is 0"
         )
         option = (
@@ -162,7 +164,7 @@ def silence_warning(
             " that tells the answers to one prompt apart"
         )
     else:
-        what = f"all {responses} responses {of} are wrong: no verifier teaches anything"
+        what = f"all {responses} {of} are wrong: no verifier teaches anything"
         file = isinstance(source, FileSource)
         option = (
             f"compare response and reference below{f' ({where}.answer_field)' if file else ''}; is"

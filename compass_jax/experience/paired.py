@@ -76,16 +76,12 @@ def read_evaluation(place: str) -> EvaluationFiles:
 
 
 def read_summary(folder: Path) -> Evaluation:
-    """Returns the held-out accuracies in the summary.json of a folder, without its sets. Raises
-    ReportError without such a summary.
+    """Returns the held-out accuracies in the summary.json of a folder, without its labels and sets.
+    Raises ReportError without such a summary.
     """
     file = folder / SUMMARY
     summary = parse_json(read_text(file, error=ReportError), str(file), error=ReportError)
     try:
-        labels = {
-            str(name): (int(count), _number(sampled), _number(greedy))
-            for name, (count, sampled, greedy) in summary["labels"].items()
-        }
         return Evaluation(
             int(summary["k"]),
             int(summary["prompts"]),
@@ -93,7 +89,6 @@ def read_summary(folder: Path) -> Evaluation:
             _number(summary["pass_at_k"]),
             _number(summary["greedy"]),
             int(summary["unscored"]),
-            labels,
         )
     except (KeyError, TypeError, ValueError) as error:
         raise ReportError(f"{file}: no summary of an evaluation ({error!r})") from error

@@ -28,9 +28,10 @@ from typing import Any, NamedTuple
 from compass_jax.base.aliases import Json, JsonMapping, JsonObject
 from compass_jax.base.chat.base import AUTO
 from compass_jax.config import ConfigError, DataConfig, ProceduralSource, TaskSource
+from compass_jax.config.chat import find_format
 from compass_jax.config.data import Source
 from compass_jax.config.kinds import NOTHING, Kind, kinds
-from compass_jax.config.named import file_of, load, load_module
+from compass_jax.config.named import file_of, is_name, load, load_module
 from compass_jax.config.rewards import NO_FILE
 from compass_jax.config.verifiers import JUDGE, pairs
 from compass_jax.rewards.called import Called, Case, Row, called
@@ -279,6 +280,7 @@ def build(checks: Check | Sequence[Check], tag: str, chat_format: str = AUTO) ->
     ConfigError, naming the setting, if a user's verifier cannot be used.
     """
     checks = [checks] if isinstance(checks, Check) else checks
+    find_format(chat_format)  # a sandboxed worker could not read a user's file later
     parts = [part for check in checks for part in _parts(check, Reading(tag, chat_format))]
     takers = [part.call for part in parts]
     for name in sorted({name for check in checks for name, _ in check.args}):
@@ -404,13 +406,13 @@ def _tagged_vote(response: str, answer_tag: str, chat_format: str = AUTO) -> str
 
 
 def code_of(data: DataConfig) -> Code:
-    """Returns (name, hash of the file) for each of the user's verifiers, tasks and registered data
-    sets. Files that they import are not hashed. The hash is NO_FILE for a module without a file,
-    such as a compiled one.
+    """Returns (name, hash of the file) for each of the user's verifiers, tasks, registered data
+    sets and chat format. Files that they import are not hashed. The hash is NO_FILE for a module
+    without a file, such as a compiled one.
     """
     checks = [check for source in checks_of(data) for check in source if check.is_users]
-    hashes = {}
-    for name in (check.module or check.name for check in checks):
+    names, hashes = [check.module or check.name for check in checks], {}
+    for name in names + [data.chat_format] * is_name(data.chat_format):
         file = file_of(name if ":" in name else f"{name}:")
         digits = file and hashlib.sha256(file.read_bytes()).hexdigest()[:HASH_DIGITS]
         hashes[name] = digits or NO_FILE

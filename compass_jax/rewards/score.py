@@ -16,10 +16,11 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 from compass_jax.base.aliases import JsonObject
-from compass_jax.base.chat.base import UnknownMarks, find_format
+from compass_jax.base.chat.base import UnknownMarks
 from compass_jax.base.errors import CompassError
 from compass_jax.base.records import Prompt, Score
 from compass_jax.config import DataConfig, RewardConfig
+from compass_jax.config.chat import find_format
 from compass_jax.devices.processes.start import Child, environment
 from compass_jax.rewards import detect
 from compass_jax.rewards.checks import Response, checks_of

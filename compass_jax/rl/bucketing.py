@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from functools import cache
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Int, Shaped
+from jaxtyping import Int, Shaped
 
 
 class Packing(NamedTuple):
@@ -135,32 +134,22 @@ def padding_frac(batches: Sequence[MicroBatch], lengths: Sequence[int] | np.ndar
 
 
 def take_rows(
-    array: Shaped[np.ndarray, "n ..."] | Shaped[Array, "n ..."],
+    array: Shaped[np.ndarray, "n ..."],
     rows: Int[np.ndarray, "m"],
     length: int,
     fill: int | float | bool = 0,
 ):
-    """Returns rows `rows` of a numpy or JAX array, with axis 1 (t, if the array has it) cut or
-    padded to `length`. Padding holds `fill`.
+    """Returns rows `rows` of an array, with axis 1 (t, if the array has it) cut or padded to
+    `length`. Padding holds `fill`.
     """
-    xp = np if isinstance(array, np.ndarray) else jnp
-    value = np.asarray(fill, array.dtype)
-    rows = np.asarray(rows)
-    if array.shape[0] == 0:
-        # All rows are padding. numpy would refuse the index 0 that stands for them below.
-        out = xp.full((len(rows), *array.shape[1:]), value)
-    else:
-        padding = (rows < 0).reshape(-1, *[1] * (array.ndim - 1))
-        out = xp.where(padding, value, array[np.maximum(rows, 0)])
     if array.ndim == 1:
-        return out
-    out = out[:, :length]
-    missing = length - out.shape[1]
-    return (
-        xp.pad(out, [(0, 0), (0, missing)] + [(0, 0)] * (array.ndim - 2), constant_values=value)
-        if missing
-        else out
-    )
+        return take_rows(array[:, None], rows, 1, fill)[:, 0]
+    out = np.full((len(rows), length, *array.shape[2:]), fill, array.dtype)
+    for place, row in enumerate(rows):
+        if row >= 0:
+            tokens = array[row, :length]
+            out[place, : len(tokens)] = tokens
+    return out
 
 
 def row_counts(length: int, micro_batch_tokens: int, multiple: int) -> tuple[int, ...]:

@@ -64,8 +64,9 @@ def correction_weight(
     require_shape("correction_weight", (None, None), old_logp=old_logp)
     require_shape("correction_weight", old_logp.shape, rollout_logp=rollout_logp, mask=mask)
     log_ratio = jax.lax.stop_gradient(token_log_ratio(old_logp, rollout_logp, mask))
-    weight = correction.weights(CorrectionInputs(log_ratio, mask))
-    require_shape(f"{type(correction).__name__}.weights", mask.shape, result=weight)
+    with correction.calling("weights"):
+        weight = correction.weights(CorrectionInputs(log_ratio, mask))
+        require_shape("weights", mask.shape, result=weight)
     weight = jnp.where(mask, weight, jnp.ones((), weight.dtype))
     return weight, {
         "correction/weight_mean": mean_of(weight, mask),

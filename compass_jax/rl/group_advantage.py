@@ -56,8 +56,10 @@ def group_advantage(
     raw, stats = group_statistics(reward, known, group, n_groups), inputs.statistics
     varied = per_row(raw.decided & ~raw.uniform, group) & counted
     by_shaping = per_row(raw.uniform & (stats.high - stats.low > UNIFORM_WITHIN), group) & counted
-    values, zero = advantage.responses(inputs), jnp.zeros((), reward.dtype)
-    require_shape(f"{type(advantage).__name__}.responses", reward.shape, result=values)
+    zero = jnp.zeros((), reward.dtype)
+    with advantage.calling("responses"):
+        values = advantage.responses(inputs)
+        require_shape("responses", reward.shape, result=values)
     if advantage.uniform_teaches:
         return jnp.where(counted, values, zero), by_shaping
     uniform = jnp.where(by_shaping, shaped - per_row(stats.mean, group), zero)

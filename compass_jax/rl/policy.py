@@ -14,8 +14,12 @@ from jaxtyping import Array, Bool, Float, Int
 from compass_jax.base.masked import masked_max
 from compass_jax.config import Objective
 from compass_jax.rl.diagnostics import Diagnostics, mean_of, share_of
-from compass_jax.rl.grouping import SampleRows
-from compass_jax.rl.objectives.inputs import PolicyInputs, WeightInputs
+from compass_jax.rl.objectives.inputs import (
+    PolicyInputs,
+    UpdateShares,
+    WeightInputs,
+    update_shares,
+)
 from compass_jax.rl.shapes import require_shape
 from compass_jax.rl.surrogate import Surrogate, kl_k3, token_log_ratio
 
@@ -65,7 +69,8 @@ def policy_objective(
     inputs = PolicyInputs(
         logp, fixed(old_logp), fixed(old_entropy), fixed(advantage), mask, entropy_group, vocab_size
     )
-    surrogate = config.surrogate(inputs)
+    with config.calling("surrogate"):
+        surrogate = config.surrogate(inputs)
     value, zero = surrogate.value, jnp.zeros((), weight.dtype)
     diagnostics = _policy_diagnostics(logp, old_logp, surrogate, mask) | surrogate.diagnostics
     # A weight outside the mask may be NaN, which a product with the value 0 would keep.
@@ -110,19 +115,23 @@ def token_weights(
     entropy_group: Int[Array, "b t"] | None = None,
     dtype=jnp.float32,
     max_new_tokens: int | None = None,
-    samples: SampleRows | None = None,
+    shares: UpdateShares | None = None,
 ) -> Float[Array, "b t"]:
     """Computes the normaliser of one update as a weight per token, so that no split into buckets or
     micro-batches changes the gradient.
 
     A mean over responses is the mean over the groups with a known sample of the mean over a group's
-    known samples, so pass all rows of the update. The weights sum to 1 if every known response has
-    tokens (dr_grpo's do not: it divides by `max_new_tokens` and raises ValueError without it).
-    Samples with unknown reward and padding have weight 0.
+    known samples, so pass all rows of the update, or the `shares` of those that are passed. The
+    weights sum to 1 if every known response has tokens (dr_grpo's do not: it divides by
+    `max_new_tokens` and raises ValueError without it). Samples with unknown reward and padding have
+    weight 0.
     """
     require_shape("token_weights", (None, None), mask=mask)
     require_shape("token_weights", mask.shape, entropy_group=entropy_group)
     require_shape("token_weights", mask.shape[:1], group=group, known=known)
-    return config.weights(
-        WeightInputs(mask, group, known, n_groups, entropy_group, max_new_tokens, dtype, samples)
-    )
+    if shares is None:
+        lengths = jnp.sum(mask, axis=1, dtype=jnp.int32)
+        shares = update_shares(group, known, n_groups, lengths, dtype)
+    options = n_groups, entropy_group, max_new_tokens, dtype
+    with config.calling("weights"):
+        return config.weights(WeightInputs(mask, group, known, *options, *shares))

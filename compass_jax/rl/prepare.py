@@ -13,18 +13,21 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from compass_jax.base.records import EARLIER, GOLD, SAMPLE, SAMPLED, TRUNCATED
-from compass_jax.config import AlgorithmConfig
+from compass_jax.config import AlgorithmConfig, Objective
 from compass_jax.rl.correction import correction_weight
 from compass_jax.rl.diagnostics import Diagnostics, mean_of
 from compass_jax.rl.group_advantage import group_advantage
-from compass_jax.rl.grouping import SampleRows, group_any, group_sum, per_row, sample_rows
+from compass_jax.rl.grouping import group_any, group_sum, per_row, sample_rows
+from compass_jax.rl.objectives.inputs import UpdateShares, update_shares
 from compass_jax.rl.policy import token_weights
 from compass_jax.rl.shapes import require_shape
 from compass_jax.rl.shaping import inversion, penalties
 from compass_jax.rl.zero_variance import GroupKind, group_kind, rl_zvp_advantage, waste
+
+TRAINED = "trained_tokens"  # the diagnostic of an update of which some rows have tokens
 
 
 class Prepared(NamedTuple):
@@ -52,21 +55,36 @@ class Prepared(NamedTuple):
 
 
 class UpdateRows(NamedTuple):
-    """Every row of one update, in any order: the weights' denominators run over all of them. b:
-    rows; t: tokens of a row. The result has the dtype of `old_entropy` and `reward`, which must
-    agree.
+    """Every row of one update, in any order: the weights' denominators run over all of them. n:
+    rows; t: tokens of a row; b: the rows with tokens here, all or those at `places`. The result has
+    the dtype of `old_entropy` and `reward`, which must agree.
     """
 
     mask: Bool[Array, "b t"]  # all generated tokens
-    reward: Float[Array, "b"]
-    known: Bool[Array, "b"]  # whether the verifier gave a reward
-    group: Int[Array, "b"]  # the prompt of each row, in 0..n_groups-1; -1 for a padding row
+    reward: Float[Array, "n"]
+    known: Bool[Array, "n"]  # whether the verifier gave a reward
+    group: Int[Array, "n"]  # the prompt of each row, in 0..n_groups-1; -1 for a padding row
     old_entropy: Float[Array, "b t"]  # nats
     old_logp: Float[Array, "b t"] | None = None  # the trainer's, for a correction
     rollout_logp: Float[Array, "b t"] | None = None  # the sampler's
     ref_logp: Float[Array, "b t"] | None = None
-    repetition: Float[Array, "b"] | None = None  # share of repeated n-grams, for a penalty
-    columns: dict[str, Array] | None = None  # [b] or [b t], by name: those of records.StepArrays
+    repetition: Float[Array, "n"] | None = None  # share of repeated n-grams, for a penalty
+    columns: dict[str, Array] | None = None  # [n] or [n t], by name: those of records.StepArrays
+    lengths: Int[Array, "n"] | None = None  # generated tokens; None: those of the mask
+    places: Int[Array, "b"] | None = None  # None: all rows in order; n: a padding row
+
+    def with_tokens(self, x: Shaped[Array, "n ..."]) -> Shaped[Array, "b ..."]:
+        """Returns the values of the rows with tokens."""
+        return x if self.places is None else x.at[self.places].get(mode="clip")
+
+    def finite(self) -> Bool[Array, "n"]:
+        """Returns whether entropies and log-probs are finite, as those of rows without tokens are
+        taken to be.
+        """
+        finite = _finite(self.mask, *self[4:8])
+        if self.places is None:
+            return finite
+        return jnp.ones(self.reward.shape, bool).at[self.places].set(finite, mode="drop")
 
 
 class RewardScale(NamedTuple):
@@ -85,7 +103,9 @@ def prepare(
     rows: UpdateRows, *, n_groups: int, config: AlgorithmConfig, scale: RewardScale
 ) -> tuple[Prepared, Diagnostics]:
     """Computes advantages and weights of one update's rows, and its diagnostics
-    (`finalize_diagnostics` turns them into metrics).
+    (`finalize_diagnostics` turns them into metrics). Where some rows have no tokens here, those of
+    the others are as they would be, unless the objective combines responses, and TRAINED, the
+    number of trained tokens of the whole update, is the only diagnostic.
 
     A response whose reward, entropies or log-probs are not finite is one of unknown reward. Two
     responses of a group are an inverted pair if their advantages are ordered against the column
@@ -98,17 +118,15 @@ def prepare(
         ValueError: a setting needs an array that is None, or shapes differ.
     """
     mask, reward, known, group, old_entropy = rows[:5]
-    max_new_tokens, columns = scale.max_new_tokens, rows.columns or {}
-    require_shape("prepare", (None, None), mask=mask)
-    require_shape("prepare", mask.shape, old_entropy=old_entropy)
-    require_shape("prepare", mask.shape[:1], reward=reward, known=known, group=group)
-    dtype = old_entropy.dtype
+    columns, pick = rows.columns or {}, rows.with_tokens
+    _check_shapes(rows)
+    lengths = jnp.sum(mask, axis=1, dtype=jnp.int32) if rows.lengths is None else rows.lengths
     samples = sample_rows(group, columns.get(SAMPLE), n_groups)
-    known = known & (group >= 0) & jnp.isfinite(reward) & _finite(mask, *rows[4:8])
+    known = known & (group >= 0) & jnp.isfinite(reward) & rows.finite()
     known = known & ~samples.any(~known)
     # A truncated answer is part of its group, and in no denominator of the weights.
     taught = known & ~samples.any(columns[TRUNCATED]) if TRUNCATED in columns else known
-    trained, counted = mask & taught[:, None], known & samples.counted
+    trained, counted = mask & pick(taught)[:, None], known & samples.counted
 
     # From raw rewards: a penalty must not hide a uniform group from the stages that act on it.
     at = {"right_at": scale.right_at, "wrong_at": scale.wrong_at}
@@ -117,10 +135,10 @@ def prepare(
     objective = config.objective
     # Stage 3: penalties make a group of right answers vary; `by_shaping` marks the rows of groups
     # that vary by them alone.
-    shaped, components = _shape(rows, config, scale, samples)
+    shaped, components = _shape(rows, config, scale, samples.sum(lengths))
     sample_factor = None
     if objective.averages_groups and scale.group_size is not None:
-        taught_samples = taught & samples.counted
+        taught_samples, dtype = taught & samples.counted, old_entropy.dtype
         sample_factor = _sample_factor(group, taught_samples, n_groups, scale.group_size, dtype)
     response_advantage, by_shaping = group_advantage(
         config.advantage,
@@ -138,24 +156,63 @@ def prepare(
     response_advantage, by_shaping = (x[samples.first] for x in (response_advantage, by_shaping))
     # Stage 4 acts on the groups that are uniform even so.
     still_uniform = jnp.where(by_shaping, int(GroupKind.UNDECIDED), row_kind)
-    advantage = _advantage(response_advantage, trained, old_entropy, still_uniform, config)
+    advantage = _advantage(
+        pick(response_advantage), trained, old_entropy, pick(still_uniform), config
+    )
     if config.entropy_bonus:
         advantage += entropy_advantage(rows, trained, config.entropy_bonus)
 
-    entropy_group = objective.groups(old_entropy, trained)
-    several = samples if SAMPLE in columns else None
-    weight = token_weights(
-        trained, group, taught, n_groups, objective, entropy_group, dtype, max_new_tokens, several
-    )
-    prepared = Prepared(advantage, weight, trained, entropy_group)
+    several, trained_lengths = samples if SAMPLE in columns else None, jnp.where(taught, lengths, 0)
+    shares = update_shares(group, taught, n_groups, trained_lengths, old_entropy.dtype, several)
+    prepared = _weighted(advantage, trained, rows, taught, shares, n_groups, objective, scale)
     # The correction comes after the weights, so that dropped tokens stay in the denominator.
     prepared, corrected = _corrected(prepared, config, rows)
+    if rows.places is not None:
+        return prepared, {TRAINED: (shares.tokens.astype(jnp.float32),)}
     metrics = _account(rows, taught, row_kind, kinds, by_shaping, config)
     metrics |= {f"reward/{name}/mean": mean_of(x, counted) for name, x in components.items()}
     metrics |= corrected | inversion(
         *_labels(reward, counted, columns.get(GOLD)), advantage, trained, group
     )
     return prepared, metrics
+
+
+def _check_shapes(rows: UpdateRows) -> None:
+    """Raises ValueError where shapes differ."""
+    mask, reward, known, group, old_entropy = rows[:5]
+    require_shape("prepare", (None, None), mask=mask)
+    require_shape("prepare", mask.shape, old_entropy=old_entropy)
+    require_shape("prepare", mask.shape[:1], places=rows.places)
+    shape = mask.shape[:1] if rows.places is None else group.shape
+    require_shape("prepare", shape, reward=reward, known=known, group=group)
+
+
+def _weighted(
+    advantage: Float[Array, "b t"],
+    trained: Bool[Array, "b t"],
+    rows: UpdateRows,
+    taught: Bool[Array, "n"],
+    shares: UpdateShares,
+    n_groups: int,
+    objective: Objective,
+    scale: RewardScale,
+) -> Prepared:
+    """Returns the rows with the weights of their tokens."""
+    group, known, *weights = map(rows.with_tokens, (rows.group, taught, *shares[:2]))
+    with objective.calling("groups"):
+        entropy_group = objective.groups(rows.old_entropy, trained)
+    weight = token_weights(
+        trained,
+        group,
+        known,
+        n_groups,
+        objective,
+        entropy_group,
+        rows.old_entropy.dtype,
+        scale.max_new_tokens,
+        UpdateShares(weights[0], weights[1], shares.tokens),
+    )
+    return Prepared(advantage, weight, trained, entropy_group)
 
 
 def _account(
@@ -273,7 +330,7 @@ def _corrected(
     return prepared._replace(weight=prepared.weight * factor, kl_weight=kl_weight), metrics
 
 
-def _shape(rows: UpdateRows, config: AlgorithmConfig, scale: RewardScale, samples: SampleRows):
+def _shape(rows: UpdateRows, config: AlgorithmConfig, scale: RewardScale, length: Int[Array, "n"]):
     """Applies stage 3: returns the shaped reward and its parts by name."""
     reward, repetition = rows.reward, rows.repetition
     if not config.shaping.total:
@@ -283,7 +340,6 @@ def _shape(rows: UpdateRows, config: AlgorithmConfig, scale: RewardScale, sample
             f"prepare: rl.shaping.repetition_penalty = {config.shaping.repetition_penalty} needs"
             " repetition, a share per response"
         )
-    length = samples.sum(jnp.sum(rows.mask, axis=1, dtype=jnp.int32))
     # Without a repetition penalty the share is multiplied by 0.
     repeated = jnp.zeros_like(reward) if repetition is None else repetition
     penalty = penalties(

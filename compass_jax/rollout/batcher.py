@@ -21,7 +21,7 @@ from compass_jax.base.aliases import Tree
 from compass_jax.devices.sharding import fetch
 from compass_jax.rollout.engine_api import ResultTokens, RolloutEngine
 from compass_jax.rollout.logprobs import TopLogprobs
-from compass_jax.rollout.request import Request
+from compass_jax.rollout.request import Columns, Request
 from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Purpose, RowSampling, Sampler, sample_keys
 from compass_jax.rollout.sizes import (
@@ -198,7 +198,8 @@ class Batcher:
         subclass, then new ones. Runs a prefill when the open prefix is used up. Returns the samples
         that are finished by it.
         """
-        free, waiting = self.slots.free(), self._waiting
+        waiting = self._waiting
+        free = self.slots.free() if waiting else deque[int]()
         while free and waiting.resumable:
             if not self._resume(free):
                 return []
@@ -381,25 +382,33 @@ class Batcher:
         )
         # The top log-probs are zeros if no request wants them, and are then not copied to the host.
         results: Tree = fetch(new if wants_top else dataclasses.replace(new, top=None))
-        for request in entered:
-            self._take(request, results)
+        self._take(entered, results)
         self.stats.calls += 1
         self.stats.steps += int(results.steps)
         self.stats.slot_steps += int(results.steps) * config.slots
         return results.live
 
-    def _take(self, request: Request, results: ResultTokens) -> None:
-        """Appends the new tokens of its slot to a request."""
-        slot = request.slot
-        slot_results = results.get_result_at_slot(slot)
-        valid = slot_results.valid[0].astype(bool)
+    def _take(self, entered: Sequence[Request], results: ResultTokens) -> None:
+        """Appends the new tokens of their slots to requests."""
         assert results.logp is not None and results.entropy is not None
-        logp, entropy = (np.asarray(x[slot])[valid] for x in (results.logp, results.entropy))
-        request.take(slot_results.tokens[0][valid], logp, entropy, self.version)
-        if results.top is not None and request.logprobs:
-            request.take_top(TopLogprobs(*(x[slot][valid] for x in results.top)))
-        self.stats.tokens += int(valid.sum())
-        self.stats.live_steps += int(valid[1:].sum())  # the first column is a prefill's token
+        data, slots = np.asarray(results.data), [request.slot for request in entered]
+        valid = data[:, slice(*results.valid_idx)].astype(bool)
+        arrays = data[:, slice(*results.tokens_idx)], results.logp, results.entropy
+        # The tokens of all slots, one slot behind the other.
+        tokens, logp, entropy = (np.asarray(x)[valid] for x in arrays)
+        rows = Columns.of(tokens, logp, entropy, self.version).rows()
+        counts = valid.sum(axis=1)
+        ends = np.cumsum(counts)
+        bounds = zip((ends - counts)[slots].tolist(), ends[slots].tolist(), strict=True)
+        for request, (start, end) in zip(entered, bounds, strict=True):
+            request.take(rows[start:end])
+            if results.top is not None and request.logprobs:
+                chosen = valid[request.slot]
+                request.take_top(TopLogprobs(*(x[request.slot][chosen] for x in results.top)))
+        new_tokens = int(counts[slots].sum())
+        self.stats.tokens += new_tokens
+        # The first column is a prefill's token.
+        self.stats.live_steps += new_tokens - int(valid[slots, 0].sum())
 
     def _rows(self, requests: Sequence[Request], padding: int) -> Array:
         """Returns the rows of requests in the route buffer, padded by rows out of range."""

@@ -24,7 +24,7 @@ from compass_jax.rollout.drafts import DraftInputs, DraftRows, DraftScores
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.logprobs import in_rows
 from compass_jax.rollout.prefill import encode, for_samples
-from compass_jax.rollout.request import Request
+from compass_jax.rollout.request import Columns, Request
 from compass_jax.rollout.sampling import Purpose, Sampler, draw_uniform, sample, scaled_logits
 from compass_jax.rollout.sizes import resume_bucket, resume_rows
 from compass_jax.rollout.state import Prefix, lay, next_logits
@@ -184,7 +184,8 @@ class DraftBatcher(Batcher):
             new = slice(start, int(lengths[i]))
             request.drafted, request.draft_tokens = new.stop - start, len(draft.tokens)
             accepted = draft.tokens[: request.drafted]
-            request.take(accepted, logp[i, new], entropy[i, new], self.version)
+            columns = Columns.of(accepted, logp[i, new], entropy[i, new], self.version)
+            request.take(columns.rows())
             at_end = request.has_tokens and int(request.tokens[-1]) in end_ids
             if at_end or len(request.tokens) == request.limit:
                 request.is_finished = True

@@ -73,7 +73,7 @@ class Slots:
         request of the slots' group could have one more page: otherwise it would be the first to be
         preempted again.
         """
-        length = len(request.tokens) + 1
+        length = request.count + 1
         while free:
             slot = free[0]
             leader = None if opened is None else opened.leader.get((row, self.group(slot)))

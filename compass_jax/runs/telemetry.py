@@ -21,6 +21,7 @@ from compass_jax.runs.logfile import LogError, LogFile
 from compass_jax.runs.screen import Screen
 from compass_jax.runs.trackers.board import Board
 from compass_jax.runs.trackers.opened import open_trackers
+from compass_jax.runs.watchdog import Watchdog
 
 
 def plain_numbers(metrics: Mapping[str, float]) -> dict[str, float | None]:
@@ -38,7 +39,8 @@ class Telemetry:
 
     `check` is called before each write and raises if the run directory was replaced. Of several
     processes one writes; the others (`writes` is False) record and show nothing. `trackers` get the
-    same numbers, with `settings` (the run's configuration in JSON's types).
+    same numbers, with `settings` (the run's configuration in JSON's types). A process that shows no
+    phase for `stall_s` seconds ends (0: never).
     """
 
     def __init__(
@@ -54,7 +56,9 @@ class Telemetry:
         lost_log: bool = False,
         trackers: Sequence[str] = ("tensorboard",),
         settings: JsonMapping | None = None,
+        stall_s: float = 0.0,
     ):
+        self._watchdog = Watchdog(stall_s)
         self.run_dir = Path(run_dir)
         self.writes = writes
         if writes:
@@ -124,6 +128,7 @@ class Telemetry:
 
     def phase(self, name: str, done: int = 0, total: int = 0) -> None:
         """Shows the current phase and its progress."""
+        self._watchdog.beat()
         if self.writes:
             self.screen.phase(name, done, total)
 
@@ -170,6 +175,7 @@ class Telemetry:
 
     def close(self) -> None:
         """Closes files and progress; may be called twice. Raises LogError if a file cannot be."""
+        self._watchdog.close()
         self.screen.close()
         for tracker in self._trackers:
             tracker.close()

@@ -1,12 +1,14 @@
-"""Compilation during the first rollout: training programs compile in a thread while the rollout's
-programs compile and run, so that the first step waits for neither.
+"""Compilation before its programs are called: of a run with several processes before anything else,
+so that what does not compile or fit costs no rollout; else during the first rollout, so that the
+first step waits for neither.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from compass_jax.base.aliases import Tree
 from compass_jax.base.programs import Program
@@ -36,12 +38,24 @@ class CompileAhead:
             self._thread.join()
 
     def _run(self) -> None:
-        results: dict[Program, Tree] = {}
         with contextlib.suppress(Exception):
-            for program in self._programs:
-                if self._enough.is_set():
-                    return
-                lowered = program.lower(results)
-                results[program] = lowered.out_info
-                lowered.compile()
-                self.compiled.append(program.name)
+            programs = itertools.takewhile(lambda _: not self._enough.is_set(), self._programs)
+            self.compiled.extend(_compiled(programs))
+
+
+def compile_first(programs: Iterable[Program], progress: Callable[[int], None]) -> None:
+    """Compiles programs in order; `progress` gets the number of those that are compiled. Raises the
+    error of one that does not compile or needs more memory than the devices have.
+    """
+    for number, _ in enumerate(_compiled(programs), 1):
+        progress(number)
+
+
+def _compiled(programs: Iterable[Program]) -> Iterator[str]:
+    """Compiles programs; yields the name of each when it is compiled."""
+    results: dict[Program, Tree] = {}
+    for program in programs:
+        lowered = program.lower(results)
+        results[program] = lowered.out_info
+        lowered.compile()
+        yield program.name

@@ -63,6 +63,8 @@ from compass_jax.training.session import RunState, newest_checkpoint
 from compass_jax.weights.checkpoint import Checkpoints
 from compass_jax.weights.start import first_parameters, vocab_rows
 
+OpenTransport = Callable[[RolloutEngine], WeightTransport]  # of the run's engine
+
 
 class Building:
     """A run's stage while its trainer is made.
@@ -83,7 +85,7 @@ class Building:
         telemetry: Telemetry,
         printed: set[str] | None = None,
         pool: Pool | None = None,
-        transport: Callable[[RolloutEngine], WeightTransport] = transport_of,
+        transport: OpenTransport = transport_of,
         open_engine: OpenEngine | None = None,
         episodes: Episodes | None = None,
     ):

@@ -214,13 +214,7 @@ class Learner:
         """Computes advantages and weights of one update's rows (rl/prepare.py), and the account of
         its tokens; returns them on the host. Raises ValueError where `rows` are not whole groups.
         """
-        prepared, account = step.prepare(
-            scored.rows_of(rows, self.capacity),
-            n_groups=(rows.stop - rows.start) // self.capacity,
-            config=self.algorithm,
-            scale=step.reward_scale(self.config),
-        )
-        return jax.device_get(prepared), account
+        return self._passes(scored).prepare(rows)
 
     def gradient(self, scored: Scored, rows: slice, prepared: Prepared) -> Gradient:
         """Computes the gradient of one update of a scored rollout, summed over its micro-batches,
@@ -328,12 +322,8 @@ class Learner:
         """Scores the rows of the first update with its gradient, once the idle ones are scored.
         None where some scores are not finite: the gradient must be computed again.
         """
-        scored, compares = passes.scored, not self._verified
         gradient = passes.score_and_differentiate(
-            scored.plan.updates[0],
-            lambda rows: self.prepare(scored, rows)[0],
-            parts,
-            compares=compares,
+            passes.scored.plan.updates[0], parts, compares=not self._verified
         )
         self._verified = self._verified or gradient is not None
         return gradient

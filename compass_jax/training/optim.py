@@ -85,6 +85,7 @@ def make_optimizer(
     total_steps: int,
     decays: tuple[bool, ...] | None = None,
     betas: tuple[jax.Array, jax.Array] | None = None,
+    key: str = "rl.optim",
 ) -> optax.GradientTransformation:
     """Returns AdamW, or the transformation that `config.name` names.
 
@@ -96,6 +97,7 @@ def make_optimizer(
         decays: which leaves take weight decay, in the tree's order (params.decays); None: the
             initial state does not depend on them.
         betas: AdamW's b1 and b2; None: those of `config`.
+        key: the setting that holds `config`, for messages.
 
     Raises:
         ConfigError: the named function does not take its options, or returns something else.
@@ -108,9 +110,9 @@ def make_optimizer(
     if config.name != "adamw":
         if betas is not None:
             raise ConfigError(
-                f"optim.name = {config.name!r}: other betas in a run are for adamw; leave them out"
+                f"{key}.name = {config.name!r}: other betas in a run are for adamw; leave them out"
             )
-        return _named_optimizer(config, learning_rate(config, total_steps), mask)
+        return _named_optimizer(config, learning_rate(config, total_steps), mask, f"{key}.name")
     b1, b2 = (config.b1, config.b2) if betas is None else betas
     return optax.adamw(
         learning_rate(config, total_steps),
@@ -122,23 +124,31 @@ def make_optimizer(
     )
 
 
+def check_optimizer(config: OptimConfig, total_steps: int, key: str) -> None:
+    """Raises ConfigError for an optimiser that cannot be made; the arguments are those of
+    `make_optimizer`. A run calls it before it reads weights.
+    """
+    with jax.numpy_dtype_promotion("standard"):
+        make_optimizer(config, total_steps, key=key)
+
+
 def _named_optimizer(
-    config: OptimConfig, schedule: optax.Schedule, mask: Tree
+    config: OptimConfig, schedule: optax.Schedule, mask: Tree, key: str
 ) -> optax.GradientTransformation:
-    function = named.load(config.name, "optim.name")
+    function = named.load(config.name, key)
     options = dict(config.options)
     try:
         if "mask" in inspect.signature(function).parameters:
             options.setdefault("mask", mask)
         transformation = function(learning_rate=schedule, **options)
-    except (TypeError, ValueError) as error:
+    except Exception as error:
         raise ConfigError(
-            f"optim.name = {config.name!r} cannot be called with learning_rate and"
-            f" {dict(config.options)}: {error}"
+            f"{key} = {config.name!r} cannot be called with learning_rate and"
+            f" {dict(config.options)}: {type(error).__name__}: {error}"
         ) from error
     if not isinstance(transformation, optax.GradientTransformation):
         raise ConfigError(
-            f"optim.name = {config.name!r} returns {type(transformation).__name__}, not an"
+            f"{key} = {config.name!r} returns {type(transformation).__name__}, not an"
             " optax.GradientTransformation"
         )
     return transformation

@@ -16,7 +16,7 @@ from compass_jax.devices.sharding import move
 from compass_jax.model.transformer import Transformer
 from compass_jax.rl.bucketing import MicroBatch
 from compass_jax.rl.diagnostics import Diagnostics, merge_diagnostics
-from compass_jax.rl.prepare import Prepared
+from compass_jax.rl.prepare import TRAINED, Prepared
 from compass_jax.rl.row_plan import UpdatePlan
 from compass_jax.training import step
 from compass_jax.training.scored import (
@@ -68,6 +68,20 @@ class Passes:
         spec = placement.spec(inputs.routes.shape, ("batch", "tokens", None, None))
         return inputs._replace(routes=move(inputs.routes, placement.sharding(*spec)))
 
+    def prepare(self, rows: slice, micro: MicroBatch | None = None) -> tuple[Prepared, Diagnostics]:
+        """Computes advantages and weights of one update's rows, of those of `micro` alone or of
+        all, and the diagnostics of rl.prepare. Returns the former on the host. Raises ValueError
+        where `rows` are not whole groups.
+        """
+        capacity = self.config.sampling.capacity
+        prepared, account = step.prepare(
+            self.scored.rows_of(rows, capacity, micro),
+            n_groups=(rows.stop - rows.start) // capacity,
+            config=self.config.algorithm,
+            scale=step.reward_scale(self.config),
+        )
+        return jax.device_get(prepared), account
+
     def score(self, micros: Sequence[MicroBatch], parts: list[Diagnostics]) -> None:
         """Scores micro-batches; appends the router's diagnostics to `parts`. For R2 the routes
         become those of this pass.
@@ -89,7 +103,6 @@ class Passes:
     def score_and_differentiate(
         self,
         update: UpdatePlan,
-        prepare: Callable[[slice], Prepared],
         parts: list[Diagnostics],
         *,
         compares: bool,
@@ -98,12 +111,11 @@ class Passes:
         forward passes; appends the router's diagnostics to `parts`. Returns what `differentiate`
         does for scored rows, bit for bit.
 
-        Each micro-batch is prepared while the scores of later ones are 0. A response's advantages
-        and weights depend on the scores of that response alone, unless some are not finite (None:
-        the gradient must be computed again) or the objective combines responses.
+        Each micro-batch is prepared alone. A response's advantages and weights depend on the scores
+        of that response alone, unless some are not finite (None: the gradient must be computed
+        again) or the objective combines responses.
 
         Args:
-            prepare: returns the advantages and weights of an update's rows by the scores so far.
             compares: whether to verify that the objective does not combine responses. Raises
                 ConfigError where it does.
         """
@@ -121,9 +133,9 @@ class Passes:
                 inputs.predicted,
             )
             self._keep(micro, inputs, logp, entropy)
-            prepared = prepare(update.rows)
-            batch = update_batch(scored, micro, inputs, prepared, update.rows.start)
-            share = share_of(batch, prepared)
+            prepared, counted = self.prepare(update.rows, micro)
+            batch = update_batch(scored, micro, inputs, prepared)
+            share = share_of(batch, counted[TRAINED][0])
             grads, part = step.backward(
                 self.model, self.params, logp, aux, pullback, batch, share, objective
             )
@@ -134,8 +146,10 @@ class Passes:
             diagnostics.append(part)
             parts.append(step.router_diagnostics(aux))
             self._advance(diagnostics)
-        if not (np.isfinite(scored.old_logp).all() and np.isfinite(scored.old_entropy).all()):
+        log_probs = scored.old_logp, scored.arrays.rollout_logp, scored.ref_logp
+        if not all(x is None or np.isfinite(x).all() for x in (*log_probs, scored.old_entropy)):
             return None
+        prepared = self.prepare(update.rows)[0] if batches else prepared
         for micro, inputs, batch in batches:
             now = update_batch(scored, micro, inputs, prepared, update.rows.start)
             if not same_numbers(batch, now):
@@ -152,6 +166,7 @@ class Passes:
         """Computes the gradient of one update of scored rows, and its diagnostics."""
         total = None
         parts: list[Diagnostics] = []
+        tokens = np.float32(prepared.mask.sum())
         # Those of `batches`, in the same order, for the trace.
         micros = iter(update.trained)
         for batch in stoppable(self.stopped, self.batches(update, prepared), parts):
@@ -159,7 +174,7 @@ class Passes:
                 self.model,
                 self.params,
                 batch,
-                share_of(batch, prepared),
+                share_of(batch, tokens),
                 objective=self.config.algorithm.objective,
                 temperature=self.temperature,
             )
@@ -200,6 +215,6 @@ class Passes:
             put_rows(self.scored.ref_logp, micro, self._score(self.reference, live)[0])
 
 
-def share_of(batch: step.UpdateBatch, prepared: Prepared) -> Array:
-    """Returns the micro-batch's share of the update's tokens."""
-    return jnp.float32(batch.mask.sum() / max(int(prepared.mask.sum()), 1))
+def share_of(batch: step.UpdateBatch, tokens: Array | np.float32) -> Array:
+    """Returns the micro-batch's share of the update's trained tokens."""
+    return jnp.float32(batch.mask.sum() / max(float(tokens), 1))

@@ -44,7 +44,7 @@ def training_programs(
     """
     lister = _Lister(config, model, params)
     prepare = lister.prepare()
-    yield prepare
+    yield from (prepare, lister.mismatch())
     backward = None
     packed = config.updates.packed_row_tokens
     for length in [packed] if packed else reversed(config.updates.buckets):
@@ -78,28 +78,41 @@ class _Lister:
         placement = self.model.placement
         return 1 if placement is None else placement.rows_multiple
 
-    def prepare(self) -> Program:
-        """Returns the program of one update's advantages and weights."""
+    def prepare(self, shape: tuple[int, int] | None = None) -> Program:
+        """Returns the program of one update's advantages and weights, of all rows or of the `shape`
+        of a micro-batch.
+        """
         config, algorithm, updates = self.config, self.config.algorithm, self.config.updates
         groups = config.sampling.prompts_per_step // updates.updates_per_rollout
         rows = groups * config.sampling.capacity
-        per_token = self._host((rows, updates.buckets[-1]), jnp.float32)
+        per_token = self._host(shape or (rows, updates.buckets[-1]), jnp.float32)
         per_response = self._host((rows,), jnp.float32)
         known, group = self._host((rows,), jnp.bool_), self._host((rows,), jnp.int32)
         mask = self._host(per_token.shape, jnp.bool_)
+        sampled = self._host((rows, updates.buckets[-1]), jnp.bool_)
         reference = per_token if algorithm.uses_reference else None
         rates = {PREDICTED: per_response, CONCENTRATION: per_response, FIRST: known}
         columns = {
             **({GOLD: per_response} if config.labelled else {}),
-            **({SAMPLED: mask} if config.sampling.drafts is not None else {}),
+            **({SAMPLED: sampled} if config.sampling.drafts is not None else {}),
             **({EARLIER: known} if config.sampling.held_groups else {}),
             **({TRUNCATED: known} if algorithm.mask_truncated else {}),
             **(rates if algorithm.advantage.reads_prediction else {}),
         }
         scores = per_token, per_token, per_token, reference
-        inputs = UpdateRows(mask, per_response, known, group, *scores, per_response, columns)
+        places = None if shape is None else self._host(shape[:1], jnp.int32)
+        numbers = per_response, columns, group, places
+        inputs = UpdateRows(mask, per_response, known, group, *scores, *numbers)
         keywords = {"n_groups": groups, "config": algorithm, "scale": step.reward_scale(config)}
-        return Program("prepare", step.prepare, (inputs,), keywords)
+        name = "prepare" if shape is None else f"prepared {shape[1]}"
+        return Program(name, step.prepare, (inputs,), keywords)
+
+    def mismatch(self) -> Program:
+        """Returns the program of the mismatch between rollout and training."""
+        sampling = self.config.sampling
+        shape = sampling.prompts_per_step * sampling.capacity, self.config.updates.buckets[-1]
+        logp, mask = self._host(shape, jnp.float32), self._host(shape, jnp.bool_)
+        return Program("mismatch", step.mismatch, (logp, logp, mask))
 
     def micro_batch(self, length: int, count: int, prepare: Program) -> Iterator[Program]:
         """Yields the programs that `count` rows of one bucket, or packed ones, run through."""
@@ -138,6 +151,8 @@ class _Lister:
             return self._batch(out[0], (tokens, lengths, routes))
 
         scores = (Result(scored, lambda out: out[0][0]), Result(scored, lambda out: out[0][3]))
+        if mode != "R2" and not self.config.algorithm.objective.combines_responses:
+            yield self.prepare(self._sequences((count, length)))
         share = self._host((), jnp.float32)
         static = (self.config.algorithm.objective, model.config, model.columns)
         arguments = (*scores, Result(prepare, batch), share, *static)
@@ -148,11 +163,9 @@ class _Lister:
         yield Program(f"backward {length}", step.pull, pulled, tokens=count * length)
 
     def _batch(self, prepared: Tree, sequences: tuple[Tree, Any, Any]) -> step.UpdateBatch:
-        shape, places, updates = sequences[0].shape, None, self.config.updates
-        if updates.packed_row_tokens:
-            count = shape[0] * (updates.packed_row_tokens // updates.buckets[0])
-            shape = (count, updates.buckets[-1])
-            places = step.Places(*[self._host((count,), jnp.int32)] * 3)
+        shape, places = self._sequences(sequences[0].shape), None
+        if self.config.updates.packed_row_tokens:
+            places = step.Places(*[self._host(shape[:1], jnp.int32)] * 3)
 
         def rows_of(x: Tree) -> Tree:
             return None if x is None else self._host(shape, x.dtype)
@@ -172,6 +185,13 @@ class _Lister:
             predicted=self._host(sequences[0].shape, jnp.bool_),
             places=places,
         )
+
+    def _sequences(self, shape: tuple[int, int]) -> tuple[int, int]:
+        """Returns the number and the longest length of the sequences in a micro-batch's rows."""
+        updates = self.config.updates
+        if not updates.packed_row_tokens:
+            return shape
+        return shape[0] * (updates.packed_row_tokens // updates.buckets[0]), updates.buckets[-1]
 
     def _all_routes(self) -> Tree:
         """Returns the routes of a step's rows; None for a dense model."""

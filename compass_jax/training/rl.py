@@ -17,8 +17,13 @@ from compass_jax.base.errors import STRICT
 from compass_jax.config import RunConfig
 from compass_jax.config.curriculum import largest_stage
 from compass_jax.config.io import to_plain
+from compass_jax.config.seam import ComponentFailed
 from compass_jax.data.prompts import in_words
-from compass_jax.devices.distributed import all_gather_bytes, is_main_process
+from compass_jax.devices.distributed import (
+    all_gather_bytes,
+    is_main_process,
+    process_index_and_count,
+)
 from compass_jax.experience.scorer import open_scorer
 from compass_jax.rewards.checks import code_of
 from compass_jax.rewards.detect import notice
@@ -28,9 +33,11 @@ from compass_jax.runs.machine import record_machine
 from compass_jax.runs.profile import check_steps, traced
 from compass_jax.runs.rundir import RunDir
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.training.building import Building
+from compass_jax.training.ahead import compile_first
+from compass_jax.training.building import Building, OpenTransport
 from compass_jax.training.episodes import check_episodes, open_episodes
 from compass_jax.training.evaluations import Evaluations
+from compass_jax.training.hand_over import transport_of
 from compass_jax.training.header import describe_model, header, rl_method, stage_line
 from compass_jax.training.hooks.base import HookFailed, StepRecord
 from compass_jax.training.hooks.guard import Guard
@@ -38,12 +45,15 @@ from compass_jax.training.hooks.notices import Notices
 from compass_jax.training.idle_settings import idle_stages
 from compass_jax.training.loop import RLTrainer
 from compass_jax.training.memory import memory_line
+from compass_jax.training.optim import check_optimizer
+from compass_jax.training.own_engine import OpenEngine
 from compass_jax.training.rate_notices import moved_schedule
 from compass_jax.training.session import (
     RunState,
     carry_tokenizer,
     code_changes,
     open_run,
+    stall_s,
     with_date,
 )
 from compass_jax.training.stops import never_stop
@@ -66,11 +76,14 @@ def run_rl(
     strict: bool = False,
     enough: Callable[[], bool] = never_stop,
     profile_steps: tuple[int, ...] = (),
+    open_engine: OpenEngine | None = None,
+    transport: OpenTransport = transport_of,
 ) -> JsonObject:
     """Trains until `rl.steps`, resuming the run directory; returns the last metrics and the
     evaluations. The arguments are those of `rl_steps`.
     """
-    steps = rl_steps(config, lost_log, strict, enough, profile_steps)
+    options = lost_log, strict, enough, profile_steps
+    steps = rl_steps(config, *options, open_engine, transport)
     while True:
         try:
             next(steps)
@@ -84,6 +97,8 @@ def rl_steps(
     strict: bool = False,
     enough: Callable[[], bool] = never_stop,
     profile_steps: tuple[int, ...] = (),
+    open_engine: OpenEngine | None = None,
+    transport: OpenTransport = transport_of,
 ) -> Steps:
     """Trains like `run_rl` and yields each step after it is logged; its result is the
     generator's return value. Closing the generator early saves a checkpoint.
@@ -94,9 +109,11 @@ def rl_steps(
             information.
         enough: whether to end before the next step, as if `rl.steps` were reached.
         profile_steps: the first and the last step of a profiler trace; empty: none.
+        open_engine, transport: an engine and a weight transport from outside (Building).
     """
     config.validate_for_rl()
     check_steps(profile_steps)
+    check_optimizer(config.rl.optim, config.rl.total_updates, "rl.optim")
     data = with_date(config.data, config.model.vocab_size, config.directory)
     config = replace(config, data=data)
     check_episodes(data, config.rollout, config.rl, config.samplers.acts)
@@ -119,6 +136,7 @@ def rl_steps(
             lost_log=lost_log,
             trackers=config.trackers,
             settings=to_plain(config),
+            stall_s=stall_s(config.log),
         ) as telemetry,
     ):
         if pool is not None:
@@ -134,7 +152,8 @@ def rl_steps(
         result: JsonObject = {"stopped": False, "steps": -1}
         # A stage ends in a checkpoint, and the next one begins like a resumed run.
         while not result["stopped"] and "evaluation" not in result:
-            start = Building(config, scorer, run_state, telemetry, printed, pool, episodes=episodes)
+            shared = scorer, run_state, telemetry, printed, pool, transport, open_engine
+            start = Building(config, *shared, episodes)
             result = yield from _run_stage(start, run_state, strict, printed, enough, profile_steps)
         if pool is not None and not result["stopped"]:
             pool.finish()
@@ -162,6 +181,8 @@ def _run_stage(
         for line in _header(trainer):
             telemetry.note(line)
         carry_tokenizer(config.directory, config.data.tokenizer)
+    if process_index_and_count()[1] > 1 and trainer.done_steps < trainer.stage.end:
+        compile_first(trainer.learner.programs(), partial(telemetry.phase, "compiling"))
     if trainer.stage.total:
         telemetry.note(stage_line(trainer.rl, config.rollout, trainer.stage))
     steps = traced(
@@ -179,6 +200,11 @@ def _run_stage(
             # Saved, so that the same command continues after the cause is mended.
             trainer.save()
             raise
+        except ComponentFailed as error:
+            raise ComponentFailed(
+                f"step {trainer.done_steps + 1}: {error}; mend it, then run the same command again:"
+                " it continues from the newest checkpoint"
+            ) from error
 
 
 def _header(trainer: RLTrainer) -> list[str]:

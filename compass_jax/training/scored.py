@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple, cast
 
 import jax.numpy as jnp
@@ -14,7 +16,6 @@ from compass_jax.base.records import EARLIER, UNKNOWN_LOGP, StepArrays
 from compass_jax.devices.sharding import fetch
 from compass_jax.model.routes import put_routes, put_tokens, take_routes, take_tokens
 from compass_jax.rl.bucketing import MicroBatch, padding_frac, take_rows
-from compass_jax.rl.correction import mismatch
 from compass_jax.rl.diagnostics import Diagnostics
 from compass_jax.rl.prepare import Prepared, UpdateRows
 from compass_jax.rl.row_plan import RowPlan, UpdatePlan
@@ -33,16 +34,29 @@ class Scored:
     plan: RowPlan
     diagnostics: Diagnostics = field(default_factory=dict)
 
-    def sampler_logp(self, rows: slice | np.ndarray = slice(None)) -> np.ndarray:
-        """Returns the sampler's log-probs of rows, float32 [n t]; training's where the sampler gave
-        none (UNKNOWN_LOGP).
-        """
-        logp = self.arrays.rollout_logp[rows]
-        return np.where(logp == UNKNOWN_LOGP, self.old_logp[rows], logp)
+    @cached_property
+    def lengths(self) -> np.ndarray:
+        """Numbers of generated tokens, int32 [b]."""
+        return np.asarray(self.arrays.mask.sum(1, np.int32))
 
-    def rows_of(self, rows: slice, capacity: int) -> UpdateRows:
-        """Returns the rows of an update, of groups of `capacity` rows. Raises ValueError where they
-        are not whole groups, or a column has other rows than the step.
+    @cached_property
+    def lacks_logp(self) -> bool:
+        """Whether the sampler gave no log-prob to some token (UNKNOWN_LOGP)."""
+        return bool(np.any(self.arrays.rollout_logp == UNKNOWN_LOGP))
+
+    def sampler_logp(self, take: Callable[[np.ndarray], np.ndarray] = lambda x: x) -> np.ndarray:
+        """Returns the sampler's log-probs of rows that `take` chooses, float32 [n t]; training's
+        where the sampler gave none.
+        """
+        logp = take(self.arrays.rollout_logp)
+        if not self.lacks_logp:
+            return logp
+        return np.where(logp == UNKNOWN_LOGP, take(self.old_logp), logp)
+
+    def rows_of(self, rows: slice, capacity: int, micro: MicroBatch | None = None) -> UpdateRows:
+        """Returns the rows of an update, of groups of `capacity` rows, with the tokens of `micro`
+        (None: of all). Raises ValueError where they are not whole groups, or a column has other
+        rows than the step.
         """
         if rows.start % capacity or rows.stop % capacity or rows.step not in (None, 1):
             raise ValueError(
@@ -56,18 +70,27 @@ class Scored:
                     f"StepArrays.columns[{name!r}] has {len(column)} rows, the step has"
                     f" {len(arrays.lengths)}"
                 )
+
+        def take(x: np.ndarray) -> np.ndarray:
+            return x[rows] if micro is None else take_rows(x, micro.rows, micro.length)
+
+        group, places = arrays.group[rows], None
+        if micro is not None:
+            places = np.where(micro.rows < 0, len(group), micro.rows - rows.start).astype(np.int32)
         inputs: Tree = (
-            arrays.mask[rows],
+            take(arrays.mask),
             arrays.reward[rows],
             arrays.known[rows],
             # Groups are numbered within the rollout, in `prepare` within the update.
-            np.where(arrays.group[rows] < 0, -1, arrays.group[rows] - rows.start // capacity),
-            self.old_entropy[rows],
-            self.old_logp[rows],
-            self.sampler_logp(rows),
-            None if self.ref_logp is None else self.ref_logp[rows],
+            np.where(group < 0, -1, group - rows.start // capacity),
+            take(self.old_entropy),
+            take(self.old_logp),
+            self.sampler_logp(take),
+            None if self.ref_logp is None else take(self.ref_logp),
             arrays.repetition[rows],
             {name: column[rows] for name, column in arrays.columns.items()},
+            self.lengths[rows],
+            places,
         )
         return UpdateRows(*inputs)
 
@@ -75,9 +98,8 @@ class Scored:
         """Returns the mean entropy of each response's generated tokens `[b]`, in nats; NaN for one
         that no pass has scored.
         """
-        mask = self.arrays.mask
-        total = np.where(mask, self.old_entropy, 0).sum(1, dtype=np.float64)
-        return np.where(total > 0, total / np.maximum(mask.sum(1), 1), np.nan)
+        total = np.sum(self.old_entropy, axis=1, where=self.arrays.mask, dtype=np.float64)
+        return np.where(total > 0, total / np.maximum(self.lengths, 1), np.nan)
 
     def update_of(self, rows: slice) -> UpdatePlan:
         """Returns the plan of the update of these rows. Raises ValueError where there is none."""
@@ -148,16 +170,21 @@ def record_routes(routes: Array, micro: MicroBatch, used: Array) -> Array:
 
 
 def update_batch(
-    scored: Scored, micro: MicroBatch, inputs: Sequences, prepared: Prepared, offset: int
+    scored: Scored,
+    micro: MicroBatch,
+    inputs: Sequences,
+    prepared: Prepared,
+    offset: int | None = None,
 ) -> step.UpdateBatch:
-    """Returns one micro-batch of an update. `inputs` are its `sequences`; `prepared` has the
-    update's rows, which start at row `offset` of the rollout.
+    """Returns one micro-batch of an update. `inputs` are its `sequences`; `prepared` has its rows
+    or, with an `offset`, the update's, which start at this row of the rollout.
     """
 
     def take(x, rows):
         return None if x is None else take_rows(x, rows, micro.length)
 
-    local, packing = np.where(micro.rows < 0, -1, micro.rows - offset), micro.packing
+    local = np.arange(len(micro.rows)) if offset is None else micro.rows - offset
+    local, packing = np.where(micro.rows < 0, -1, local), micro.packing
     return step.UpdateBatch(
         inputs.tokens,
         inputs.lengths,
@@ -216,7 +243,7 @@ def score_account(scored: Scored, *, counts_idle: bool) -> Diagnostics:
     entropy of the idle rows that are scored.
     """
     arrays, skipped = scored.arrays, scored.plan.skipped
-    logp = jnp.asarray(scored.old_logp), jnp.asarray(scored.sampler_logp())
+    logp = scored.old_logp, scored.sampler_logp()
     gap: Diagnostics = {}
     mask, lengths = arrays.mask, arrays.lengths
     if skipped is not None:
@@ -225,12 +252,13 @@ def score_account(scored: Scored, *, counts_idle: bool) -> Diagnostics:
     if EARLIER in arrays.columns:
         earlier = mask & arrays.columns[EARLIER][:, None]
         if earlier.any():
-            of_earlier = mismatch(*logp, jnp.asarray(earlier))
+            of_earlier = step.mismatch(*logp, earlier)
             gap = {f"mismatch/earlier/{k.split('/')[1]}": x for k, x in of_earlier.items()}
         mask = mask & ~earlier
-    gap |= mismatch(*logp, jnp.asarray(mask))
+    gap |= step.mismatch(*logp, mask)
     tokens = np.float32(max(arrays.mask.sum(), 1))
-    if unknown_tokens := np.sum(arrays.rollout_logp == UNKNOWN_LOGP, where=arrays.mask):
+    if scored.lacks_logp:
+        unknown_tokens = np.sum(arrays.rollout_logp == UNKNOWN_LOGP, where=arrays.mask)
         gap["mismatch/unknown_frac"] = (jnp.float32(unknown_tokens), jnp.asarray(tokens))
     if counts_idle:
         of_rows = arrays.lengths.astype(np.float32)

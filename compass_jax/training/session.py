@@ -15,7 +15,7 @@ from types import FrameType
 
 import jax
 
-from compass_jax.config import DataConfig
+from compass_jax.config import DataConfig, LogConfig
 from compass_jax.config.io import flatten, read_config
 from compass_jax.data.templates import TODAY
 from compass_jax.data.tokenizer import load_tokenizer
@@ -107,6 +107,13 @@ def open_run(run: RunDir) -> Iterator[RunDir]:
         run.check()
     finally:
         run.__exit__()
+
+
+def stall_s(log: LogConfig) -> int:
+    """Returns the seconds that this process may stand still; 0: for ever, since no other one waits
+    for it.
+    """
+    return log.stall_s if distributed.process_index_and_count()[1] > 1 else 0
 
 
 def code_changes(run: RunDir) -> list[str]:

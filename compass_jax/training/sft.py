@@ -56,6 +56,7 @@ from compass_jax.training.session import (
     carry_tokenizer,
     newest_checkpoint,
     open_run,
+    stall_s,
     with_date,
 )
 from compass_jax.training.stops import TrainingStopped, stoppable
@@ -269,6 +270,7 @@ def run_sft(
     """
     config.validate()
     check_steps(profile_steps)
+    optim.check_optimizer(config.sft.optim, config.sft.steps, "sft.optim")
     data = with_date(config.data, config.model.vocab_size, config.directory)
     config = replace(config, data=data)
     with (
@@ -283,6 +285,7 @@ def run_sft(
             lost_log=lost_log,
             trackers=config.trackers,
             settings=to_plain(config),
+            stall_s=stall_s(config.log),
         ) as telemetry,
     ):
         telemetry.phase("loading")

@@ -27,6 +27,7 @@ from compass_jax.model.moe import RouterStats
 from compass_jax.model.params import shardings_like
 from compass_jax.model.transformer import Transformer
 from compass_jax.model.transformer import apply as apply_model
+from compass_jax.rl.correction import mismatch as _mismatch
 from compass_jax.rl.diagnostics import Diagnostics
 from compass_jax.rl.policy import policy_objective
 from compass_jax.rl.prepare import RewardScale
@@ -65,6 +66,7 @@ class UpdateBatch(NamedTuple):
 
 
 prepare = partial(jax.jit, static_argnames=("n_groups", "config", "scale"))(_prepare)
+mismatch = jax.jit(_mismatch)
 
 
 def reward_scale(config: LearnerConfig) -> RewardScale:

@@ -49,7 +49,7 @@ class TokenTrace:
         self.values = {
             "entropy": scored.old_entropy[self.rows],
             "logp": logp,
-            "logp_diff": logp - scored.sampler_logp(self.rows),
+            "logp_diff": logp - scored.sampler_logp(lambda x: x[self.rows]),
             "advantage": of_rows("advantage"),
         }
         if prepared[0][1].entropy_group is not None:
@@ -83,5 +83,6 @@ class TokenTrace:
 def _clip(logp, old_logp, entropy, advantage, mask, groups, objective, vocab_size):
     """Computes (ratio, whether it is clipped) of each token."""
     inputs = PolicyInputs(logp, old_logp, entropy, advantage, mask, groups, vocab_size)
-    surrogate = objective.surrogate(inputs)
+    with objective.calling("surrogate"):
+        surrogate = objective.surrogate(inputs)
     return surrogate.ratio, surrogate.clipped

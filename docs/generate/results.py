@@ -66,22 +66,25 @@ def _three(values: Iterable[float]) -> str:
 
 def without_labels() -> str:
     """Tabulates tokens and minutes to 90% of GRPO's gain on a file without labels."""
-    runs = _rows("unlabelled_accuracy.jsonl")
-    arms = {
-        ("hard", "candidate"): "the recipe",
-        ("hard", "screening"): "the recipe without selection",
-        ("hard", "hard deleted"): "GRPO, too hard prompts deleted by hand",
-        ("easy", "candidate"): "the recipe where no prompt is too hard",
-    }
+    runs, again = _rows("unlabelled_accuracy.jsonl"), _rows("unlabelled_again.jsonl")
+    arms = [
+        (runs, "hard", "candidate", "the recipe"),
+        (again, "hard", "candidate", "the recipe, later code"),
+        (again, "hard", "oracle", "selection by true rates"),
+        (runs, "hard", "screening", "the recipe without selection"),
+        (runs, "hard", "hard deleted", "GRPO, too hard prompts deleted by hand"),
+        (again, "easy", "candidate", "the recipe where no prompt is too hard"),
+    ]
     lines = []
-    for (task, arm), name in arms.items():
-        arm_runs = unlabelled_report.by_seed(runs, task, arm)
+    for rows, task, arm, name in arms:
+        arm_runs = unlabelled_report.by_seed(rows, task, arm)
         cells = [name, str(len(arm_runs))]
         for cost in (0, 1):
-            ratio = unlabelled_report.ratio(runs, task, arm, cost)
+            ratio = unlabelled_report.ratio(rows, task, arm, cost)
             assert ratio is not None
-            cells.append("> " * bool(ratio.missed) + _range(ratio[:3]))
-        ends = unlabelled_report.end_difference(runs, task, arm)
+            text = "> " * bool(ratio.missed) + _range(ratio[:3])
+            cells.append("" if (arm, cost) == ("oracle", 1) else text)
+        ends = unlabelled_report.end_difference(rows, task, arm)
         cells.append("" if ends is None else f"{ends[0]:+.3f} ± {ends[1]:.3f}")
         cells.append(f"{mean(run['hard_drawn'] for run in arm_runs.values()):.0%}")
         lines.append(cells)
@@ -91,12 +94,9 @@ def without_labels() -> str:
 def with_labels() -> str:
     """Tabulates tokens to 90% of GRPO's gain where labels mark the too hard prompts."""
     arms = {
-        "grpo": "tuned GRPO",
         "screening, posterior, 2": "selection and screening",
         "posterior, target 0.5, discount 0.9": "selection",
         "screening, 4": "screening",
-        "maxrl": "MaxRL",
-        "rloo": "RLOO",
         "dapo": "DAPO",
     }
     runs = [
@@ -140,9 +140,9 @@ def word_problems() -> str:
 
 
 def demo() -> str:
-    """Tabulates the demo's three seeds."""
+    """Tabulates the three seeds of the former demo, whose prompts had labels."""
     lines = []
-    for seed in _document("demo.json")["seeds"]:
+    for seed in _document("demo_labelled.json")["seeds"]:
         grpo, own = seed["difference"]["first"], seed["difference"]["second"]
         accuracies = (seed["sft_avg_at_2"], own, grpo)
         ratio = f"{seed['to_target']['ratio']:.2f}"

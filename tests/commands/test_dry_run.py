@@ -15,7 +15,14 @@ from compass_jax.base.errors import CompassError
 from compass_jax.commands import cli
 from compass_jax.commands.dry_run import changes, run_dry
 from compass_jax.commands.settings import settings
-from compass_jax.config import EvalConfig, FileSource, ProceduralSource, RLStage, RunConfig
+from compass_jax.config import (
+    EvalConfig,
+    FileSource,
+    OptimConfig,
+    ProceduralSource,
+    RLStage,
+    RunConfig,
+)
 from compass_jax.config.io import flatten
 from compass_jax.model.params import param_count
 from compass_jax.rl.objectives.grpo import grpo
@@ -144,6 +151,15 @@ def broken(tmp_path: Path, kind: str) -> tuple[str, RunConfig]:
     elif kind == "devices":
         mesh = dataclasses.replace(config.mesh, replica=16)
         config = dataclasses.replace(config, mesh=mesh)
+    elif kind == "an optimiser":
+        optim = dataclasses.replace(config.sft.optim, name="optax:lyon")
+        return "sft", dataclasses.replace(config, sft=dataclasses.replace(config.sft, optim=optim))
+    elif kind == "its options":
+        optim = OptimConfig(name="optax:lion", options={"b9": 0.8})
+        config = dataclasses.replace(config, rl=dataclasses.replace(config.rl, optim=optim))
+    elif kind == "a callback":
+        (tmp_path / "mine.py").write_text("def after_step(step, groups, metrics): ...\n")
+        config = dataclasses.replace(config, callbacks=(f"{tmp_path}/mine.py:after_stop",))
     elif kind == "conversations":
         sft = dataclasses.replace(config.sft, procedural=(), files=(str(tmp_path / "q.jsonl"),))
         return "sft", dataclasses.replace(config, sft=sft)
@@ -152,7 +168,7 @@ def broken(tmp_path: Path, kind: str) -> tuple[str, RunConfig]:
 
 KINDS = (
     "no file,a row,evaluation,tokenizer,verifier,a data set,no weights,headers,another run,"
-    "devices,conversations"
+    "devices,conversations,an optimiser,its options,a callback"
 )
 
 

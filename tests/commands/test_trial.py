@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 
 import pytest
 from judged import quoted, served
@@ -25,6 +26,7 @@ def score(response, letters): return {"reward": float(len(response) == letters),
 def hang(response): time.sleep(60)
 def fail(response): return 1 / 0
 def silent(response): return None
+def near(response, answer, within): return float(abs(int(response) - answer) <= within)
 task = Task(lambda seed: [{"prompt": "Two letters.", "letters": 2}], {score: 1.0, "format": 0.5})
 """
 
@@ -50,6 +52,25 @@ def test_the_reason_of_wrong_calls_is_the_verifiers_own(tried):
     result, status, _ = tried("tools", "--response", "[weather(city='Paris')]")
     assert (result["reward"], result["outcome"], status) == ("0", "ok", 0)
     assert result["components"] == "arguments 0, name 1" and result["why"] == "weather lacks days"
+
+
+def test_options_are_arguments_of_the_verifier_or_the_data_set(tried):
+    for task, options, more in (
+        ("regex", {"pattern": "^5$"}, ()),
+        ("own.py:near", {"within": 1}, ("--row", '{"answer": 4}')),
+    ):
+        result, status, _ = tried(task, "--options", json.dumps(options), *more, "--response", "5")
+        assert (result["reward"], status) == ("1", 0)
+    options = json.dumps({"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1})
+    result, _, _ = tried("chain_sum", "--options", options, "--response", "<answer>x</answer>")
+    assert re.search(r": \d [+-] \d =", result["asked"])
+    for task, options, message in (
+        ("own.py:task", "{}", "is a task, whose code has its arguments"),
+        ("math", "5", "TASK.verifier_args = 5: the wrong type"),
+        ("math", '{"patern": 1}', "TASK.verifier_args: math take no patern"),
+    ):
+        _, status, error = tried(task, "--options", options, "--response", "5")
+        assert status == 2 and message in error
 
 
 def test_the_answer_may_come_from_standard_input(tried, monkeypatch):

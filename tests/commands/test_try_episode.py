@@ -29,6 +29,25 @@ def test_the_turns_are_printed_with_their_tokens_and_the_reward(model, capsys):
     assert parts[-1].startswith("── reward ") and "turns: " in text and "branches: 1" in text
 
 
+ECHO = """
+from compass_jax.rewards.tasks import Turn
+
+class Echo:
+    def __init__(self, word): self.word = word
+    def rows(seed): return [{"prompt": "Say it."}]
+    def reset(self, row): return f"Say {self.word}."
+    def step(self, message): return Turn(reward=1.0)
+"""
+
+
+def test_options_are_arguments_of_the_class(model, capsys, tmp_path):
+    (tmp_path / "echo.py").write_text(ECHO)
+    words = ["try", f"{tmp_path}/echo.py:Echo", "--model", model]
+    assert main([*words, "--options", '{"word": "tea"}']) == 0
+    assert "Say tea." in capsys.readouterr().out
+    assert main(words) == 2 and "required argument: 'word'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

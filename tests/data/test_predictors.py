@@ -282,7 +282,11 @@ def test_the_documented_predictor_of_ones_own_predicts(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"zero_variance": ZeroVarianceConfig()}, "without rl.zero_variance.posterior"),
+        (
+            {"zero_variance": ZeroVarianceConfig()},
+            "without rl.zero_variance.posterior: nothing reads its predictions; set"
+            " rl.zero_variance.posterior, which ZeroVarianceConfig",
+        ),
         ({"predictor": Text(features=3)}, "rl.predictor.features = 3"),
         ({"predictor": Text(std=0.0)}, "rl.predictor.std = 0.0"),
     ],

@@ -1,5 +1,6 @@
 """Old versions of jax and libtpu, which are refused by name where a run trains experts on TPUs."""
 
+import json
 import tomllib
 from pathlib import Path
 
@@ -46,7 +47,18 @@ def test_the_extra_for_tpus_asks_for_what_is_needed():
     requirements = " ".join(extras["optional-dependencies"]["tpu"])
     assert "jax[tpu]>=0.12" in requirements and "libtpu>=0.0.50" in requirements
     for file in ("Dockerfile", "worker.sh"):
-        assert ".[tpu]" in (ROOT / "launch" / file).read_text()
+        text = (ROOT / "launch" / file).read_text()
+        assert ".[tpu]" in text and "-c launch/constraints.txt" in text
+
+
+def test_a_pod_installs_the_versions_that_the_plans_were_compiled_with():
+    lines = (ROOT / "launch" / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    plans = [json.loads(x.read_text()) for x in ROOT.glob("benchmarks/results/plans/*.json")]
+    assert len(plans) >= 6 and pins.keys() == {"jax", "libtpu"}
+    for plan in plans:
+        versions = plan["versions"]
+        assert {name: versions[name] for name in pins} == pins
 
 
 def test_a_run_on_a_tpu_is_refused_before_anything_is_written(tmp_path, monkeypatch):

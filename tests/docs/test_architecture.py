@@ -2,8 +2,9 @@
 
 import re
 
-from house_rules import PACKAGE, ROOMS, ROOT
+from house_rules import PACKAGE, PURE, ROOMS, ROOT
 
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 PAGE = (ROOT / "docs" / "architecture.md").read_text()
 
 
@@ -27,3 +28,18 @@ def test_each_function_is_in_the_file_beside_it():
     for name, file in named:
         for part in name.split("."):
             assert re.search(rf"\b(class|def) {part}\b", (PACKAGE / file).read_text()), name
+
+
+def test_contributing_has_an_entry_for_each_seam():
+    headings = set(re.findall(r"^## An? (.*)$", CONTRIBUTING, re.MULTILINE))
+    assert headings >= {
+        *("objective", "advantage", "correction", "optimiser", "router", "metric"),
+        *("model family", "chat format", "verifier", "environment"),
+        "weight transport or an engine",
+    }
+
+
+def test_contributing_lists_the_pure_modules():
+    (line,) = re.findall(r"\*\*Pure modules\.\*\* (.*)", CONTRIBUTING)
+    names = {x.removesuffix(".py").rpartition("/")[2] for x in re.findall(r"`([\w/.]+)`", line)}
+    assert {x.rpartition(".")[2] for x in PURE} <= names

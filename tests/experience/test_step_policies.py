@@ -19,7 +19,8 @@ from compass_jax.config import (
     ZeroVarianceConfig,
     named_correction,
 )
-from compass_jax.experience.step_policies.ask import MAX_DRAWN, StepPolicyFailed
+from compass_jax.config.seam import ComponentFailed
+from compass_jax.experience.step_policies.ask import MAX_DRAWN
 from compass_jax.experience.step_policies.dynamic import DynamicSampling
 from compass_jax.experience.step_policies.partial import PartialRollouts
 from compass_jax.experience.step_policies.plain import Plain
@@ -196,8 +197,8 @@ def test_what_a_policy_may_not_return_is_refused_with_its_method(kind, monkeypat
     rl = RLConfig(prompts_per_step=3, group_size=2, step_policy=Wrong(kind))
     monkeypatch.setitem(CONFIGS, "wrong", rl)
     message = REFUSED[kind].replace(str(3 * MAX_DRAWN), "12")
-    name = re.escape(f"rl.step_policy.name = {rl.policy.name!r}: ")
-    with pytest.raises(StepPolicyFailed, match=name + ".*" + re.escape(message)):
+    name = re.escape(f"rl.step_policy.name = {rl.policy.name!r}")
+    with pytest.raises(ComponentFailed, match=name + ".*" + re.escape(message)):
         run(World("wrong"))
 
 
@@ -209,7 +210,7 @@ def test_a_group_that_is_not_complete_cannot_be_chosen(monkeypatch):
 
     config = replace(CONFIGS["partial"], step_policy=Hasty())
     monkeypatch.setitem(CONFIGS, "hasty", config)
-    with pytest.raises(StepPolicyFailed, match=r"not complete; take inputs\.complete"):
+    with pytest.raises(ComponentFailed, match=r"not complete; take inputs\.complete"):
         run(World("hasty"))
 
 

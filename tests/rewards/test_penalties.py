@@ -1,7 +1,9 @@
-"""The share of repeated n-grams in a response, computed by hand."""
+"""The share of repeated n-grams in a response, by hand and by sets of tuples."""
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from compass_jax.rewards.penalties import repetition_frac
 
@@ -20,6 +22,27 @@ from compass_jax.rewards.penalties import repetition_frac
 )
 def test_share_of_ngrams_said_before(tokens, ngram, expected):
     assert repetition_frac(tokens, ngram) == pytest.approx(expected)
+
+
+def by_tuples(tokens, ngram):
+    grams = [tuple(tokens[i : i + ngram]) for i in range(len(tokens) - ngram + 1)]
+    return 1.0 - len(set(grams)) / len(grams) if grams else 0.0
+
+
+@given(
+    st.lists(st.sampled_from([0, 1, 2, 151_935, 262_143]), max_size=40),
+    st.integers(1, 30),
+)
+@settings(deadline=None)
+def test_the_share_is_that_of_a_set_of_tuples(tokens, ngram):
+    assert repetition_frac(tokens, ngram) == by_tuples(tokens, ngram)
+
+
+@pytest.mark.parametrize("ngram", [1, 4, 5, 9])
+def test_ngrams_of_a_long_response_beyond_64_bits(ngram):
+    tokens = np.random.default_rng(0).integers(0, 9, 60_000, np.int32)
+    assert len(tokens) ** 4 > 2**63
+    assert repetition_frac(tokens, ngram) == by_tuples(tokens.tolist(), ngram)
 
 
 def test_an_ngram_of_nothing_is_refused():

@@ -10,6 +10,7 @@ import rl_reference as ref
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compass_jax.config.seam import ComponentFailed
 from compass_jax.rl import group_advantage as advantages
 from compass_jax.rl import grouping
 from compass_jax.rl.advantages.grpo import GrpoAdvantage
@@ -242,7 +243,7 @@ class Constant(GrpoAdvantage):
 @pytest.mark.parametrize(("advantage", "given"), [(ByGroup(), "[1]"), (Constant(), "[]")])
 def test_an_advantage_of_another_shape_is_refused_by_name(advantage, given):
     reward, group = jnp.array([0.0, 1.0, 1.0]), jnp.zeros(3, jnp.int32)
-    with pytest.raises(ValueError, match="has shape") as error:
+    with pytest.raises(ComponentFailed, match="has shape") as error:
         advantages.group_advantage(advantage, reward, jnp.ones(3, bool), group, 1)
-    name = type(advantage).__name__
-    assert f"{name}.responses: result has shape {given}, expected [3]" in str(error.value)
+    assert f"{advantage.name!r}: responses failed: ValueError" in str(error.value)
+    assert f"responses: result has shape {given}, expected [3]" in str(error.value)

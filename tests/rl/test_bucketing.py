@@ -6,7 +6,6 @@ import inspect
 import itertools
 import time
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -169,29 +168,27 @@ def test_bad_input_is_named(arguments, message, unchecked):
         inspect.unwrap(plan)(lengths, buckets, tokens, **dict(zip(names, rest, strict=False)))
 
 
-@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
-def test_take_rows(kind):
-    x = kind(np.arange(1, 13, dtype=np.int32).reshape(3, 4))
+def test_take_rows():
+    x = np.arange(1, 13, dtype=np.int32).reshape(3, 4)
     rows = np.array([2, -1, 0])
     for length, expected in (
         (2, [[9, 10], [0, 0], [1, 2]]),
         (5, [[9, 10, 11, 12, 0], [0] * 5, [1, 2, 3, 4, 0]]),
     ):
         got = take_rows(x, rows, length)
-        assert isinstance(got, np.ndarray) == isinstance(x, np.ndarray) and got.dtype == np.int32
+        assert got.dtype == np.int32
         np.testing.assert_array_equal(got, expected)
     np.testing.assert_array_equal(
-        take_rows(kind(np.array([True, True, True])), rows, 2), [True, False, True]
+        take_rows(np.array([True, True, True]), rows, 2), [True, False, True]
     )
     np.testing.assert_array_equal(
-        take_rows(kind(np.zeros((0, 4), np.float32)), np.array([-1]), 2), np.zeros((1, 2))
+        take_rows(np.zeros((0, 4), np.float32), np.array([-1]), 2), np.zeros((1, 2))
     )
 
 
-@pytest.mark.parametrize("kind", [np.asarray, jnp.asarray])
-def test_take_rows_fills_routing_with_the_unset_sentinel(kind):
-    routing = kind(np.ones((2, 3, 2, 2), np.uint8))
-    got = np.asarray(take_rows(routing, np.array([1, -1]), 4, fill=255))
+def test_take_rows_fills_routing_with_the_unset_sentinel():
+    routing = np.ones((2, 3, 2, 2), np.uint8)
+    got = take_rows(routing, np.array([1, -1]), 4, fill=255)
     assert got.dtype == np.uint8 and got.shape == (2, 4, 2, 2)
     assert np.all(got[0, :3] == 1) and np.all(got[0, 3] == 255) and np.all(got[1] == 255)
 

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from compass_jax.config.seam import ComponentFailed
 from compass_jax.rl import correction
 from compass_jax.rl.corrections.icepop import IcePop
 from compass_jax.rl.diagnostics import finalize_diagnostics, merge_diagnostics
@@ -72,5 +73,5 @@ class OfRows(IcePop):
 
 def test_a_correction_of_another_shape_is_refused_by_name():
     logp, mask = jnp.zeros((4, 4)), jnp.ones((4, 4), bool)
-    with pytest.raises(ValueError, match=r"OfRows.weights: result has shape \[4\]"):
+    with pytest.raises(ComponentFailed, match=r"OfRows': weights failed: .* has shape \[4\]"):
         correction.correction_weight(logp, logp, mask, OfRows())

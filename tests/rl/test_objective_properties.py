@@ -32,7 +32,7 @@ from compass_jax.rl.objectives.cispo import Cispo
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rl.objectives.grpo import Grpo, dapo_surrogate, dr_grpo
 from compass_jax.rl.objectives.gspo import Gspo
-from compass_jax.rl.prepare import Prepared, RewardScale, UpdateRows, prepare
+from compass_jax.rl.prepare import TRAINED, Prepared, RewardScale, UpdateRows, prepare
 
 LENGTH, REPETITION = (
     ShapingConfig(length_penalty=0.2, length_free_tokens=2),
@@ -70,6 +70,8 @@ PREDICTING = {
     ),
     "shrunk": RLConfig(objective=dapo_surrogate(), advantage=Shrunk(), shaping=OVERLONG),
 }
+TOKENS = ("mask", "old_entropy", "old_logp", "rollout_logp")
+jitted_prepare = jax.jit(prepare, static_argnames=("n_groups", "config", "scale"))
 fast = settings(max_examples=12, deadline=None, derandomize=True, database=None)
 names = pytest.mark.parametrize("name", [*CONFIGS, *PREDICTING])
 TOL = dict(rtol=1e-10, atol=1e-13)
@@ -180,6 +182,39 @@ def test_padding_changes_nothing(name, seed, garbage):
 @names
 @fast
 @given(seed=st.integers(0, 2**16))
+def test_rows_are_prepared_alike_alone_and_with_all(name, seed):
+    """Bit for bit; the other rows have no tokens there, and one row is padding."""
+    toy, rng = ref.make_toy(seed, drift=0.05), np.random.default_rng(seed)
+    config, n = CONFIGS_AND_PLAIN[name], len(toy.reward)
+    options = {"config": config, "n_groups": toy.n_groups}
+    options["scale"] = RewardScale(1.0, 0.0, max_new_tokens=16, group_size=3)
+    old_logp, entropy, _, rollout = (x.astype(np.float32) for x in arrays_of(toy)[1:5])
+    rows = UpdateRows(
+        *(toy.mask, toy.reward.astype(np.float32), toy.known, toy.group.astype(np.int32), entropy),
+        old_logp,
+        rollout,
+        repetition=repetition_of(toy).astype(np.float32),
+        columns={
+            k: x.astype(x.dtype if x.dtype == bool else np.float32) for k, x in toy.columns.items()
+        },
+    )
+    whole, metrics = jitted_prepare(rows, **options)
+    places = rng.permutation(n)[: n // 2].astype(np.int32)
+    part = np.append(places, np.int32(n))
+    tokens = {
+        x: take_rows(getattr(rows, x), np.append(places, -1), toy.mask.shape[1]) for x in TOKENS
+    }
+    some = rows._replace(**tokens, lengths=toy.mask.sum(1, dtype=np.int32), places=part)
+    alone, counted = jitted_prepare(some, **options)
+    for x, y in zip(jax.tree.leaves(whole), jax.tree.leaves(alone), strict=True):
+        np.testing.assert_array_equal(np.asarray(x)[places], np.asarray(y)[:-1])
+    assert not np.asarray(alone.mask)[-1].any() and set(counted) == {TRAINED}
+    assert int(counted[TRAINED][0]) == np.asarray(whole.mask).sum() and TRAINED not in metrics
+
+
+@names
+@fast
+@given(seed=st.integers(0, 2**16))
 def test_splitting_into_micro_batches_and_buckets_changes_nothing(name, seed):
     """The split is random: a part of the short rows is in a bucket of 7 tokens, and both buckets
     are filled up with padding rows.
@@ -197,7 +232,7 @@ def test_splitting_into_micro_batches_and_buckets_changes_nothing(name, seed):
             (toy.mask.shape[1], np.flatnonzero(~in_short_bucket)),
         ):
             rows = np.concatenate([rng.permutation(rows), np.full(n - len(rows), -1)])
-            take = lambda x, rows=rows, length=length: take_rows(jnp.asarray(x), rows, length)  # noqa: E731
+            take = lambda x, rows=rows, length=length: take_rows(np.asarray(x), rows, length)  # noqa: E731
             per_token, grad, part = per_token_and_grad(
                 name, *map(take, arrays), jax.tree.map(take, p)
             )

@@ -23,7 +23,7 @@ from compass_jax.model.params import to_decode
 from compass_jax.rollout.collect import Collection
 from compass_jax.rollout.engine import Engine
 from compass_jax.rollout.online import OnlineBatcher, Streamed
-from compass_jax.rollout.request import Request
+from compass_jax.rollout.request import Columns, Request
 from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Purpose, Sampler
 from compass_jax.weights.carried import carry_files
@@ -126,7 +126,7 @@ for prefix, says in ((whole, "a prompt of 9 tokens exceeds"), (object(), "must b
 def test_the_turn_that_any_end_token_closed_is_answered():
     request = Request.of(PROMPTS[0], 0, 0, 20, 0)
     request.length = 5
-    request.take(np.array([3, 12], np.int32), np.zeros(2), np.zeros(2), 0)
+    request.take(Columns.of(np.array([3, 12]), np.zeros(2), np.zeros(2), 0).rows())
     assert request.rollout((EOS,)).truncated
     rollout = request.rollout(ENDS)
     assert not rollout.truncated and rollout.response.tolist() == [3, 12]
@@ -145,7 +145,7 @@ def test_a_checkpoint_gives_back_what_each_of_them_ended():
     for index, last in enumerate((12, 13)):
         request = Request.of(group, index, index, 20, 0)
         request.length = 4
-        request.take(np.array([last], np.int32), np.zeros(1), np.zeros(1), 0)
+        request.take(Columns.of(np.array([last]), np.zeros(1), np.zeros(1), 0).rows())
         saved.put(request.rollout(ENDS), True)
     restored = buffer()
     saved_samples.restore(restored, saved_samples.state(saved), lambda prompt, visit: group)

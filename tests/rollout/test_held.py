@@ -88,7 +88,7 @@ def play(batch, episodes=2, turns=4):
 def assert_equal_samples(one, two):
     np.testing.assert_array_equal(one.tokens, two.tokens)
     np.testing.assert_allclose(one.logp, two.logp, atol=2e-5)
-    np.testing.assert_array_equal(one.versions, two.versions)
+    np.testing.assert_array_equal(one.columns.versions, two.columns.versions)
 
 
 def assert_equal(batch, other, requests, expected):
@@ -192,8 +192,9 @@ def test_new_weights_and_another_history_hold_nothing():
     one = first(0)
     run(batch, one)
     changed = following(one)
-    changed.tokens = changed.tokens.copy()
-    changed.tokens[PROMPT] ^= 1  # of the reply
+    tokens = changed.tokens.copy()
+    tokens[PROMPT] ^= 1  # of the reply
+    changed.put(changed.columns._replace(tokens=tokens))
     before = batch.stats.prefill_tokens
     run(batch, changed)
     assert batch.stats.prefill_tokens - before == len(one.tokens) + len(GIVEN)

@@ -23,7 +23,7 @@ CONFIG = """
 from dataclasses import replace
 
 from compass_jax.base.records import stable_id
-from compass_jax.rewards import judging
+from compass_jax.rewards.judges import judging
 from compass_jax.data.predictors.state import State
 from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.rl.objectives.grpo import Grpo

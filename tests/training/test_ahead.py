@@ -13,8 +13,9 @@ from tiny_run import tiny_run
 
 from compass_jax.base.programs import Program, Result, struct
 from compass_jax.config import MeshConfig
-from compass_jax.training import loop
-from compass_jax.training.ahead import CompileAhead
+from compass_jax.training import loop, rl
+from compass_jax.training.ahead import CompileAhead, compile_first
+from compass_jax.training.learner import Learner
 from compass_jax.training.rl import run_rl
 
 
@@ -90,6 +91,26 @@ def test_after_finish_nothing_more_is_compiled():
     go.set()
     compiler.finish()
     assert compiler.compiled == ["first"]
+
+
+def test_what_is_compiled_first_raises_where_it_does_not_compile(lowered):
+    seen = []
+    programs = [Program("first", doubled, (X,)), Program("wrong", wrong, (X,))]
+    with pytest.raises(ValueError, match="cannot be traced"):
+        compile_first(programs, seen.append)
+    assert seen == [1] and {name for name, _ in lowered} == {"doubled"}
+
+
+def test_a_run_of_several_processes_ends_before_its_first_rollout(tmp_path, monkeypatch):
+    monkeypatch.setattr(rl, "process_index_and_count", lambda: (0, 2))
+    monkeypatch.setattr(Learner, "programs", lambda self: [Program("wrong", wrong, (X,))])
+    config = evolve(tiny_run(), run_dir=str(tmp_path / "run"), evaluation={"start": True})
+    with pytest.raises(ValueError, match="cannot be traced"):
+        run_rl(config)
+    folder = tmp_path / "run"
+    assert not (folder / "evaluation_start").exists()
+    assert not (folder / "rollouts.jsonl").exists()
+    assert not list(folder.glob("checkpoints/step_*"))
 
 
 @pytest.mark.slow

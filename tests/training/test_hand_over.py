@@ -6,11 +6,8 @@ import numpy as np
 from evolve import evolve
 from tiny_run import tiny_run
 
-from compass_jax.experience.scorer import open_scorer
-from compass_jax.runs.telemetry import Telemetry
-from compass_jax.training.building import Building
 from compass_jax.training.hand_over import WithinProcess, transport_of
-from compass_jax.training.session import RunState
+from compass_jax.training.rl import rl_steps
 
 
 class ThroughAFile:
@@ -33,16 +30,10 @@ class ThroughAFile:
 
 def metrics_of(directory, transport):
     config = evolve(tiny_run(), run_dir=str(directory), rl={"steps": 2})
-    with (
-        Telemetry(directory, 2, "rl") as telemetry,
-        open_scorer(config.rewards, config.data) as scorer,
-        RunState() as state,
-    ):
-        trainer = Building(config, scorer, state, telemetry, transport=transport).trainer()
-        return [
-            {k: v for k, v in step.metrics.items() if not k.startswith(("time/", "memory/"))}
-            for step in trainer.steps()
-        ]
+    return [
+        {k: v for k, v in step.metrics.items() if not k.startswith(("time/", "memory/"))}
+        for step in rl_steps(config, transport=transport)
+    ]
 
 
 def test_a_transport_from_outside_serves_a_run(tmp_path):

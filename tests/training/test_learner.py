@@ -310,6 +310,24 @@ def test_the_pass_of_the_first_update_scores_its_rows(monkeypatch, name):
     assert first > 1 and many - few == (0 if combines else 2 * first)
 
 
+def test_each_row_is_prepared_once_more_while_it_is_scored(monkeypatch):
+    """The tokens that are prepared do not grow with the number of micro-batches: twice those of the
+    first update, besides a third time in a run's first rollout, and once those of the second.
+    """
+    config = evolve(CONFIG, rl={"micro_batch_tokens": 24})
+    params = init_params(config.model, config.compute, jax.random.key(0))
+    learner = Learner.start(config.learner, Transformer(config.model, config.compute), params)
+    rows, real = [], step.prepare
+    monkeypatch.setattr(
+        step, "prepare", lambda x, **options: rows.append(len(x.mask)) or real(x, **options)
+    )
+    learner.train(samples(0))
+    assert rows == [2, 2, 2, 2, 8, 8, 8]
+    rows.clear()
+    learner.train(samples(1))
+    assert rows == [2, 2, 2, 2, 8, 8]
+
+
 def test_an_objective_that_combines_responses_and_says_otherwise_is_refused():
     """The first update of a run finds it, before the parameters change."""
     config = evolve(CONFIG, rl={"micro_batch_tokens": 24, "objective": Undeclared()})

@@ -18,6 +18,7 @@ from compass_jax.model.params import decays, place
 from compass_jax.model.transformer import init_params
 from compass_jax.training import optim, step
 from compass_jax.training.rl import run_rl
+from compass_jax.training.sft import run_sft
 
 LION = OptimConfig(
     learning_rate=0.01,
@@ -146,7 +147,7 @@ def test_what_cannot_be_an_optimiser_is_refused():
     def refused(**fields):
         config = OptimConfig(**fields)
         config.validate("rl.optim")
-        optim.make_optimizer(config, 2)
+        optim.check_optimizer(config, 2, "sft.optim")
 
     with pytest.raises(ConfigError, match=r"rl\.optim\.name = 'lion': must be module:name"):
         refused(name="lion")
@@ -154,13 +155,30 @@ def test_what_cannot_be_an_optimiser_is_refused():
         refused(name="optax:lion", b1=0.5)
     with pytest.raises(ConfigError, match=r"rl\.optim\.options: adamw takes none"):
         refused(options={"b1": 0.8})
-    with pytest.raises(ConfigError, match="has no lyon; did you mean lion"):
+    with pytest.raises(ConfigError, match=r"^sft\.optim\.name = .* has no lyon; did you mean lion"):
         refused(name="optax:lyon")
-    with pytest.raises(ConfigError, match=r"cannot be called with learning_rate and {'b9': 0.8}"):
+    with pytest.raises(
+        ConfigError, match=r"^sft\.optim\.name = .*cannot be called with .*{'b9': 0.8}"
+    ):
         refused(name="optax:lion", options={"b9": 0.8})
-    with pytest.raises(ConfigError, match=r"returns float, not an optax\.GradientTransformation"):
+    with pytest.raises(ConfigError, match=r"^sft\.optim\.name = .* returns float, not an optax"):
         refused(name="test_named_optimizer:no_transformation")
+    with pytest.raises(ConfigError, match=r"^sft\.optim\.name = .* KeyError: 'rate'"):
+        refused(name="test_named_optimizer:broken")
 
 
 def no_transformation(learning_rate):
     return 1.0
+
+
+def broken(learning_rate):
+    return {}["rate"]
+
+
+def test_a_run_names_the_setting_of_its_optimiser_before_it_reads_weights(tmp_path):
+    base, lyon = tiny_run(), OptimConfig(name="optax:lyon")
+    base = dataclasses.replace(base, run_dir=str(tmp_path / "run"), init_from=str(tmp_path))
+    for section, run in (("rl", run_rl), ("sft", run_sft)):
+        part = dataclasses.replace(getattr(base, section), optim=lyon)
+        with pytest.raises(ConfigError, match=rf"^{section}\.optim\.name = .* has no lyon"):
+            run(dataclasses.replace(base, **{section: part}))

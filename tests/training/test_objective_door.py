@@ -30,6 +30,7 @@ from compass_jax.config import (
     seam_class,
 )
 from compass_jax.config.io import config_from_json, config_to_json, differences
+from compass_jax.config.seam import ComponentFailed
 from compass_jax.config.verifiers import below_zero
 from compass_jax.experience.step_policies.plain import Plain
 from compass_jax.rl.advantages.shrunk import Shrunk
@@ -45,7 +46,7 @@ from dataclasses import dataclass
 
 import jax.numpy as jnp
 
-from compass_jax.config import Advantage, Correction, Objective
+from compass_jax.config import Advantage, Correction, Objective, StepPolicy
 from compass_jax.rl.grouping import per_row
 from compass_jax.rl.objectives.inputs import token_mean
 from compass_jax.rl.surrogate import Surrogate
@@ -98,6 +99,27 @@ class RootRatio(Correction):
         return inputs.ratio**self.power
 
 
+@dataclass(frozen=True)
+class TornAdvantage(Advantage):
+    def responses(self, inputs):
+        return inputs.rewards
+
+
+@dataclass(frozen=True)
+class TornCorrection(Correction):
+    def weights(self, inputs):
+        return inputs.rewards
+
+
+@dataclass(frozen=True)
+class TornPolicy(StepPolicy):
+    def missing(self, inputs):
+        return inputs.rewards.torn
+
+    def chosen(self, inputs):
+        return []
+
+
 def write_step(step, groups, metrics):
     with open("steps.txt", "a") as file:
         print(step, len(groups), len(groups[0].rollouts), metrics["reward/mean"], file=file)
@@ -146,6 +168,28 @@ def test_a_correction_of_one_class_in_a_users_file_trains(user_file, tmp_path):
         row["metrics"]["correction/weight_mean"] for row in lines(tmp_path / "run", "metrics")
     ]
     assert len(weights) == 2 and all(0 < abs(x - 1) < 0.1 for x in weights)
+
+
+@pytest.mark.parametrize(
+    ("setting", "name", "method"),
+    [
+        ("rl.advantage", "TornAdvantage", "responses"),
+        ("rl.correction", "TornCorrection", "weights"),
+        ("rl.step_policy", "TornPolicy", "missing"),
+    ],
+)
+def test_an_error_in_a_users_class_is_said_with_file_line_and_step(
+    user_file, tmp_path, setting, name, method
+):
+    config = evolve(tiny_run("odd_verifiers:coin"), run_dir=str(tmp_path / "run"))
+    with pytest.raises(ComponentFailed) as caught:
+        run_rl(override(config, [f"--{setting}", f"{user_file}:{name}"]))
+    before, _, body = MINE.partition(f"class {name}(")
+    line = (before + body.partition("return")[0]).count("\n") + 1
+    place = re.escape(f"step 1: {setting}.name = '{user_file}:{name}', line {line}: {method}")
+    assert re.match(rf"{place} failed: AttributeError: .*; mend it, then run", str(caught.value))
+    cause = caught.value.__cause__.__cause__
+    assert isinstance(cause, AttributeError)
 
 
 @pytest.mark.parametrize("name", Correction.classes)

@@ -12,15 +12,12 @@ from transformers import AutoModelForCausalLM
 
 from compass_jax.base.records import UNKNOWN_LOGP
 from compass_jax.config import ConfigError, EngineJudgeConfig
-from compass_jax.experience.scorer import open_scorer
 from compass_jax.rollout.drafts import Lenient
 from compass_jax.rollout.engine_api import ResultTokens
 from compass_jax.rollout.plain_engine import PlainEngine
-from compass_jax.runs.telemetry import Telemetry
-from compass_jax.training.building import Building
 from compass_jax.training.own_engine import check_own_engine, check_samplers
+from compass_jax.training.rl import rl_steps
 from compass_jax.training.scored import Scored
-from compass_jax.training.session import RunState
 from compass_jax.weights.hf import save_params
 
 
@@ -96,13 +93,7 @@ def steps_of(config, directory, keeps_logp, known=None):
         engines.append(TransformersEngine(config, ids, directory, keeps_logp))
         return engines[0]
 
-    with (
-        Telemetry(directory / "run", 2, "rl") as telemetry,
-        open_scorer(config.rewards, config.data) as scorer,
-        RunState() as state,
-    ):
-        trainer = Building(config, scorer, state, telemetry, open_engine=open_engine).trainer()
-        steps = [dict(step.metrics) for step in trainer.steps()]
+    steps = [step.metrics for step in rl_steps(config, open_engine=open_engine)]
     return steps, engines[0]
 
 

@@ -238,9 +238,9 @@ def disturb(address, messages):
         except OSError:
             time.sleep(0.05)
     for message in [Message("hello", {**serve.hello(), "name": "odd"}), *messages]:
-        connection.send_bytes(frames.encode(message))
+        frames.send(connection, frames.encode(message))
     with contextlib.suppress(EOFError, OSError):
-        while frames.decode(connection.recv_bytes()).kind != "refused":
+        while frames.decode(frames.receive(connection)).kind != "refused":
             pass
     connection.close()
 

@@ -119,10 +119,10 @@ def config_with(verifier="math", **rewards):
 
 def test_the_warning_has_a_whole_sample_what_was_looked_for_and_the_option():
     config = config_with()
-    sample = sample_of(groups_of(NOTHING), decode)
+    sample, parts = sample_of(groups_of(NOTHING), decode), (config.rewards, config.data)
     assert sample[1] == "whole"  # the other sample was cut off, perhaps before its answer
     warning = silence_warning(
-        NOTHING_EXTRACTED, "of the first rollout", sample, 16, config.rewards, config.data
+        NOTHING_EXTRACTED, "of the first rollout", sample, [NOTHING] * 16, *parts
     )
     assert warning.splitlines() == [
         "warning: no answer could be extracted from any of the 16 responses of the first rollout",
@@ -135,10 +135,20 @@ def test_the_warning_has_a_whole_sample_what_was_looked_for_and_the_option():
         '  response:  "whole"',
         '  reference: "72"   reward: 0 (ok)',
     ]
-    warning = silence_warning(
-        ALL_WRONG, "of the evaluation", sample, 16, config.rewards, config.data
-    )
+    warning = silence_warning(ALL_WRONG, "of the evaluation", sample, [WRONG] * 16, *parts)
     assert "all 16 responses of the evaluation are wrong" in warning and "answer_field" in warning
+
+
+def test_the_warning_counts_no_response_without_a_verdict():
+    config, sample = config_with(), sample_of(groups_of(WRONG), decode)
+    for kind, scores, words in (
+        (ALL_WRONG, [WRONG, WRONG, LOST, UNJUDGED], "all 2 judged responses of a rollout are wro"),
+        (ALL_RIGHT, [RIGHT, LOST], "all 1 judged responses of a rollout are right"),
+        (NOTHING_EXTRACTED, [NOTHING, UNJUDGED, LOST], "any of the 2 judged responses of a"),
+        (NO_GROUP_VARIES, [HALF, HALF, LOST], "are equal (2 judged responses)"),
+    ):
+        parts = config.rewards, config.data
+        assert words in silence_warning(kind, "of a rollout", sample, scores, *parts)
 
 
 def test_what_was_looked_for():

@@ -77,6 +77,8 @@ ROLLOUT = {
 TRAINING = {
     "hand-over": ("moments",),
     "prepare": ("state", "decode"),
+    "prepared": ("state", "decode", "sum"),
+    "mismatch": ("state", "decode", "sum"),
     "replayed": ("state", "decode", "sum"),
     "forward": ("moments", "decode", "sum"),
     "reference": ("state", "decode", "sum"),
@@ -296,7 +298,7 @@ class Step:
 
     def training(self) -> list[Program]:
         """Returns the programs of every bucket, the longest first, with their predecessors."""
-        names = ("prepare", "replayed", "forward", "objective", "backward")
+        names = ("prepare", "replayed", "forward", "prepared", "objective", "backward")
         return [x for x in self.programs if x.name.split()[0] in names]
 
 

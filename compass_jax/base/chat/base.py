@@ -33,7 +33,6 @@ from compass_jax.base.chat.reader import (
     Segment,
     read_segments,
 )
-from compass_jax.base.errors import UserError
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +47,6 @@ PROMPTED: tuple[Pair, ...] = (
 TAGGED = tagged_form("<tool_call>", "</tool_call>")
 # tokens that begin a message: an answer that goes on has them, and they mark no thought or call
 TURNS = ("<|im_start|>", "<|start_header_id|>", "<|user|>", "<|assistant|>", "<|system|>")
-_OWN = re.compile(r"(\S{2,40}?)\s*\.\.\.\s*(\S{2,40})")
 # spelled control tokens, and tags whose names are those of thoughts or calls
 _NAMED = r"(?:think|thought|reason|scratchpad|tool|function|invoke|action|channel|plugin)"
 _MARK = re.compile(
@@ -57,10 +55,6 @@ _MARK = re.compile(
     rf"|</?(?:[\w-]{{1,20}}:)?{_NAMED}\w{{0,20}}(?:[_-]calls?)?(?::\w{{1,20}})?>",
     re.IGNORECASE,
 )
-
-
-class ChatFormatError(UserError):
-    """A chat format that does not exist; the message names those that do."""
 
 
 @dataclass(frozen=True)
@@ -255,23 +249,6 @@ def any_format() -> ChatFormat:
         tuple(dict.fromkeys(mark for x in known for mark in x.ends)),
         frames=tuple(mark for x in known for mark in x.frames),
         channels=any(x.channels for x in known),
-    )
-
-
-@lru_cache(maxsize=64)
-def find_format(name: str) -> ChatFormat:
-    """Returns the format of a name, of "auto" and "any" (any_format), or of own marks, written as
-    "<plan>...</plan>". Raises ChatFormatError for another name.
-    """
-    if name in (AUTO, "any", ""):
-        return any_format()
-    if (known := chat_formats().get(name)) is not None:
-        return known
-    if (marks := _OWN.fullmatch(name)) is not None:
-        return ChatFormat(name, (marks.groups(),), any_format().own_calls)  # type: ignore[arg-type]
-    raise ChatFormatError(
-        f"{name!r:.100}: there is no such format; write auto, any,"
-        f" {', '.join(chat_formats())}, or own marks of thoughts as '<plan>...</plan>'"
     )
 
 

@@ -54,7 +54,7 @@ from compass_jax.config.errors import ConfigError
 from compass_jax.config.named import load
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.turns import turn_encoder
-from compass_jax.rewards.tasks.environment import EnvironmentFault, Turn, checked
+from compass_jax.rewards.tasks.environment import Environment, EnvironmentFault, Turn, checked
 
 STACK_BYTES = 2**20  # of a thread: many episodes run at once
 MOST_DETAIL = 2000  # characters of an error
@@ -231,9 +231,17 @@ class Players:
                 await _resolved(close())
 
 
-def environment_class(name: str) -> Any:
-    """Returns the class of an environment. Raises ConfigError if it lacks a method."""
+def environment_class(name: str, options: Mapping[str, object]) -> Any:
+    """Returns the class of an environment. Raises ConfigError if it lacks a method, or does not
+    take the options.
+    """
     kind = load(name, "env")
+    if isinstance(kind, type) and issubclass(kind, Environment):
+        raise ConfigError(
+            f"env = {name!r}: it is an Environment of compass_jax.rewards.tasks, which replays its"
+            " start and step: make it the verifier of a Task and name that by --data, or write a"
+            " class with rows(seed), reset(row) and step(message)"
+        )
     methods = ["reset", "step"]
     if hasattr(kind, "play") and not hasattr(kind, "reset"):
         methods = ["play"]
@@ -243,6 +251,10 @@ def environment_class(name: str) -> Any:
             f"env = {name!r}: it has no {', '.join(missing)}; an environment is a class with"
             " rows(seed), and with reset(row) and step(message), or play(row, base_url)"
         )
+    try:
+        inspect.signature(kind).bind(**options)
+    except TypeError as error:
+        raise ConfigError(f"env = {name!r}: with options {dict(options)}: {error}") from error
     return kind
 
 
@@ -284,14 +296,15 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     threading.stack_size(STACK_BYTES)
     try:
-        kind = environment_class(setup["env"])
+        kind = environment_class(setup["env"], setup["options"])
         if setup["mode"] == "rows":
             return rows(kind, setup["seed"], setup["size"], tell)
         tokenizer = Tokenizer(**setup["tokenizer"])
     except Exception as error:
         if not isinstance(error, ConfigError):
             traceback.print_exc()
-        return tell(refused=f"{error}" or type(error).__name__)
+        reason = str(error).removeprefix(f"env = {setup['env']!r}: ")  # the trainer says it
+        return tell(refused=reason or type(error).__name__)
     players = Players(lambda: kind(**setup["options"]), tokenizer, tell)
     tell(ready=True)
     for line in sys.stdin:

@@ -75,8 +75,8 @@ class Branch:
 
     def take(self, request: Request, environment_s: float = 0.0, model_s: float = 0.0) -> None:
         """Takes the tokens of its request, which is done, with the seconds of its turn."""
-        self.tokens, self.logp, self.entropy = request.tokens, request.logp, request.entropy
-        self.versions, self.request = request.versions.copy(), None
+        self.tokens, self.logp, self.entropy, versions = request.columns
+        self.versions, self.request = versions.copy(), None
         self.versions[: len(self.prompt.tokens)] = GIVEN
         self.replies.append(Timed(len(self.tokens), environment_s, model_s))
 

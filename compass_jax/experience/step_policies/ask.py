@@ -9,19 +9,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from compass_jax.base.aliases import JsonMapping, JsonObject
-from compass_jax.base.errors import CompassError
 from compass_jax.config import StepPolicy
+from compass_jax.config.seam import ComponentFailed
 from compass_jax.config.step_policy import GroupKey
 from compass_jax.experience.step_policies.inputs import StepInputs
 
 T = TypeVar("T")
 MAX_DRAWN = 1000  # prompts of a step, in multiples of rl.prompts_per_step
-
-
-class StepPolicyFailed(CompassError, RuntimeError):
-    """A step policy raised an error or returned a value that cannot be used; the message names the
-    method.
-    """
 
 
 class Decision(NamedTuple):
@@ -35,7 +29,7 @@ class Decision(NamedTuple):
 
 @dataclass(frozen=True)
 class PolicyCalls:
-    """The methods of a policy, applied to the samples in flight. Each raises StepPolicyFailed for
+    """The methods of a policy, applied to the samples in flight. Each raises ComponentFailed for
     an answer that cannot be used.
     """
 
@@ -148,13 +142,8 @@ class PolicyCalls:
             raise self._error("next_state", message) from error
 
     def _call(self, method: str, function: Callable[..., T], *args: Any) -> T:
-        try:
+        with self.policy.calling(method):
             return function(*args)
-        except CompassError:
-            raise
-        except Exception as error:
-            message = f"failed: {type(error).__name__}: {error}"
-            raise self._error(method, message) from error
 
-    def _error(self, method: str, message: str) -> StepPolicyFailed:
-        return StepPolicyFailed(f"rl.step_policy.name = {self.policy.name!r}: {method} {message}")
+    def _error(self, method: str, message: str) -> ComponentFailed:
+        return ComponentFailed(f"rl.step_policy.name = {self.policy.name!r}: {method} {message}")

@@ -136,7 +136,7 @@ class Family:
                     f" of {', '.join(common)}; look at {', '.join(wrong)}"
                 )
         for name, values in (("defaults", self.defaults), ("fixed", self.fixed)):
-            if wrong := sorted(values.keys() - self.read_keys - {"hidden_act"}):
+            if wrong := sorted(values.keys() - self.read_keys):
                 raise ConfigError(
                     f"the family {self.model_type}: {name} has {', '.join(wrong)}, which is read"
                     " from no config.json: use the names that `keys` and `moe_keys` give"
@@ -165,6 +165,7 @@ class Family:
     def _limited(self) -> JsonObject:
         """The keys whose effect the model lacks: their neutral values, and these in words."""
         limits = {key: NEUTRAL[key] for key in NEUTRAL.keys() - (self.read_keys - ALWAYS_READ)}
+        limits[self.keys["activation"]] = NEUTRAL["hidden_act"]
         for key, value in {**self.fixed, **self.served}.items():
             limits[key] = (value,), f"{value}, always"
         return {key: limit for key, limit in limits.items() if key not in self.unread}
@@ -207,10 +208,11 @@ class Family:
             moe = {**read(MoEConfig, "moe."), "router": router(**read(router, "moe.router."))}
             values["moe"] = MoEConfig(**moe)
         defaults, positions = {**self.defaults, **self.fixed}, values["max_positions"]
+        theta = self.keys["rope_theta"]
         return ModelConfig(
             **values
             | {"family": name, **self._attention(raw)._asdict()}
-            | rope.read_rope(declared, defaults, positions, self.rotary or 1.0)
+            | rope.read_rope(declared, defaults, theta, positions, self.rotary or 1.0)
             | self.windows.read(raw, values["layers"], self.keys["layers"])
         )
 
@@ -284,13 +286,14 @@ class Family:
 
     def _absent(self, declared: Raw, raw: Raw) -> list[str]:
         """Returns a message with the keys whose value neither config.json nor the family has."""
-        optional = {"init_std", "mla.q_rank", *(f"moe.router.{x}" for x in self.router_keys)}
+        optional = {"init_std", "rope_theta", "mla.q_rank"}
+        optional |= {f"moe.router.{x}" for x in self.router_keys}
         optional |= {"head_dim"} if self.mla_keys is None else set()
         optional |= {"moe.experts"} if raw.get(EXPERTS_TOO) is not None else set()
         required = [key for path, key in self.all_keys.items() if path not in optional]
-        absent = [key for key in ("hidden_act", *required) if raw.get(key) is None]
-        if not rope.places(declared, "rope_theta") and raw.get("rope_theta") is None:
-            absent.append("rope_theta")
+        absent, theta = [key for key in required if raw.get(key) is None], self.keys["rope_theta"]
+        if not rope.places(declared, rope.THETA, theta) and raw.get(theta) is None:
+            absent.append(theta)
         hint = (
             f", and the family {self.model_type} has no default: add the class's default to the"
             " family's `defaults`, or its constant value to `fixed`"
@@ -307,7 +310,6 @@ class Family:
         raw: JsonObject = {
             "architectures": [self.architecture],
             "model_type": self.model_type,
-            "hidden_act": "silu",
             "attention_dropout": 0.0,
             "use_cache": True,
             "torch_dtype": dtype,

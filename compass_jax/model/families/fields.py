@@ -15,7 +15,7 @@ from compass_jax.config import ModelConfig
 from compass_jax.config.ranges import describe_value, field_hints, type_name
 from compass_jax.model.families.raw import Raw, WeightsError, agreed
 
-# Field of ModelConfig -> key of config.json.
+# Field of ModelConfig -> key of config.json. `activation` is no field: MLPs have SiLU.
 KEYS: dict[str, str] = {
     "vocab_size": "vocab_size",
     "hidden": "hidden_size",
@@ -28,6 +28,8 @@ KEYS: dict[str, str] = {
     "tie_embeddings": "tie_word_embeddings",
     "max_positions": "max_position_embeddings",
     "init_std": "initializer_range",
+    "rope_theta": "rope_theta",
+    "activation": "hidden_act",
 }
 # Field of MoEConfig -> key of config.json.
 MOE_KEYS: dict[str, str] = {
@@ -97,6 +99,8 @@ def _first_layers(raw: Raw, keys: Mapping[str, str]) -> tuple[int, ...]:
 _FORMS: Mapping[str | tuple[str, str], Form] = {
     "head_dim": Form(_head_dim),
     "init_std": Form(lambda raw, keys: raw.number(keys["init_std"], 0.02)),
+    "rope_theta": Form(lambda raw, keys: raw.get(keys["rope_theta"])),  # read by rope.read_rope
+    "activation": Form(lambda raw, keys: "silu", lambda model: "silu"),
     "moe.experts": Form(_experts),
     "moe.dense_layers": Form(_dense_layers, lambda model: list(model.mixture.dense_layers)),
     "mla.q_rank": Form(
@@ -147,7 +151,7 @@ def unwritable_fields(model: ModelConfig, keys: Mapping[str, str]) -> list[str]:
     """Returns a message for each field that its key cannot hold: it is read with another value."""
     raw, reasons = Raw(written_fields(model, keys), ""), []
     for path, key in keys.items():
-        form, value = _form(path, key), attrgetter(path)(model)
-        if form and form.rule and form.read(raw, keys) != value:
+        form = _form(path, key)
+        if form and form.rule and form.read(raw, keys) != (value := attrgetter(path)(model)):
             reasons.append(f"model.{path} = {value}: {form.rule.format(model)}")
     return reasons

@@ -10,8 +10,8 @@ from typing import TypeAlias
 _Limit: TypeAlias = tuple[tuple[object, ...], str]
 
 # Read for every family; the other keys are in the family.
-_ALWAYS = """model_type architectures rope_theta rope_scaling rope_parameters attention_bias
-    layer_types sliding_window use_sliding_window qkv_bias use_qk_norm quantization_config"""
+_ALWAYS = """model_type architectures rope_scaling rope_parameters attention_bias layer_types
+    sliding_window use_sliding_window qkv_bias use_qk_norm quantization_config"""
 ALWAYS_READ = frozenset(_ALWAYS.split())
 # Ids of tokens, the files' history, versions of tools, and kernels that compute the same.
 _METADATA = re.compile(

@@ -14,8 +14,8 @@ from compass_jax.model.families.raw import Raw, agreed, unsupported
 
 _ORIGINAL = "original_max_position_embeddings"
 _PLACES = ("rope_scaling", "rope_parameters")
-PARTIAL = "partial_rotary_factor"
-_PLAIN_KEYS = {"rope_type", "type", "rope_theta", PARTIAL}
+THETA, PARTIAL = "rope_theta", "partial_rotary_factor"
+_PLAIN_KEYS = {"rope_type", "type", THETA, PARTIAL}
 # rope_type -> its class.
 CLASSES: Mapping[str, type[Settings]] = {
     "linear": LinearRope,
@@ -61,16 +61,18 @@ def _types(rope: object) -> set[str]:
     return {name for name in names if isinstance(name, str)} or {"default"}
 
 
-def read_rope(declared: Raw, defaults: JsonMapping, positions: int, fraction: float) -> JsonObject:
-    """Returns the fields of ModelConfig; `positions` and `fraction` are the model's longest
-    sequence and the class's default fraction of a head. Raises WeightsError for a missing or
-    malformed value, and where two places disagree.
+def read_rope(
+    declared: Raw, defaults: JsonMapping, key: str, positions: int, fraction: float
+) -> JsonObject:
+    """Returns the fields of ModelConfig; `key` is that of the base, `positions` and `fraction` are
+    the model's longest sequence and the class's default fraction of a head. Raises WeightsError for
+    a missing or malformed value, and where two places disagree.
 
-    `declared` lacks the defaults: the default rope_theta could disagree with rope_parameters.
+    `declared` lacks the defaults: the default base could disagree with rope_parameters.
     """
-    thetas = {name: x.number("rope_theta") for name, x in places(declared, "rope_theta").items()}
-    fractions = {x.number(PARTIAL) for x in places(declared, PARTIAL).values()}
-    where, theta = declared.where, defaults.get("rope_theta")
+    thetas = {name: x.number(THETA) for name, x in places(declared, THETA, key).items()}
+    fractions = {x.number(PARTIAL) for x in places(declared, PARTIAL, PARTIAL).values()}
+    where, theta = declared.where, defaults.get(key)
     gives = " and ".join(f"{name} gives rope_theta = {value}" for name, value in thetas.items())
     listed = " and ".join(map(str, sorted(fractions)))
     return {
@@ -80,15 +82,15 @@ def read_rope(declared: Raw, defaults: JsonMapping, positions: int, fraction: fl
     }
 
 
-def places(declared: Raw, key: str) -> dict[str, Raw]:
-    """Returns the objects of config.json that have a value for a key of rotary embeddings: the file
-    itself, named by the key, rope_scaling and rope_parameters.
+def places(declared: Raw, name: str, key: str) -> dict[str, Raw]:
+    """Returns the objects of config.json that have a value of rotary embeddings under `name`:
+    rope_scaling, rope_parameters, and, under its `key`, the file itself.
     """
-    objects = {key: declared.values} | {x: declared.get(x) for x in _PLACES}
+    objects = {key: {name: declared.get(key)}} | {x: declared.get(x) for x in _PLACES}
     return {
-        name: Raw(x, f"{declared.where}: {name}")
-        for name, x in objects.items()
-        if isinstance(x, dict) and x.get(key) is not None
+        place: Raw(x, f"{declared.where}: {place}")
+        for place, x in objects.items()
+        if isinstance(x, dict) and x.get(name) is not None
     }
 
 
@@ -134,7 +136,7 @@ def written_rope(config: ModelConfig, defaults: JsonMapping, partial: bool) -> J
     elif "rope_scaling" in defaults:
         values = {"rope_type": "default"}
     fraction = {PARTIAL: config.rotary_fraction} if partial else {}
-    return {"rope_theta": config.rope_theta, "rope_scaling": values, **fraction}
+    return {"rope_scaling": values, **fraction}
 
 
 def rope_type(scaling: RopeScaling) -> str:

@@ -10,9 +10,12 @@ from compass_jax.model.families.base import Family
 from compass_jax.model.families.raw import unsupported
 
 # other classes' names of the sizes that a family file can rename
+_EXPERTS = re.compile(r"(?:[a-z]+_)?(?:n|num)_(?:[a-z]+_)?experts")
 _SIZE = re.compile(
     r"(?:n|num)_(?:embd|layers?|heads?|positions|ctx|inner|kv_heads)|d_model|d_ff|dim|ffn_dim"
     r"|max_seq_len\w*|seq_length|\w*norm_eps(?:ilon)?|padded_vocab_size"
+    rf"|{_EXPERTS.pattern}(?:_per_tok(?:en)?)?|experts_per_tok(?:en)?|moe_(?:top_?)?k|top_k_experts"
+    r"|(?:moe|experts?)_(?:ffn_)?(?:(?:hidden|intermediate|inner)_)?(?:size|dim)"
 )
 _FAMILY_FILE = (
     "another one by a family file: compass import-hf FOLDER OUT --family path/file.py:FAMILY, then"
@@ -31,9 +34,8 @@ def unknown_type(
     `problems`: reasons found before.
     """
     declared = {key: value for key, value in raw.items() if value is not None}
-    experts = {family.moe_keys["experts"] for family in families if family.moe_keys}
     ranks = {family.mla_keys["kv_rank"] for family in families if family.mla_keys}
-    kind = not experts.isdisjoint(raw), not ranks.isdisjoint(raw)
+    kind = any(map(_EXPERTS.fullmatch, raw)), not ranks.isdisjoint(raw)
     similar = [x for x in families if (x.moe_keys is not None, x.mla_keys is not None) == kind]
     readings = [(family, _problems(family, declared)) for family in similar or families]
     nearest, lines = min(readings, key=lambda reading: len("".join(reading[1])))

@@ -26,9 +26,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from compass_jax.base.aliases import JsonObject
-from compass_jax.base.chat.base import AUTO, any_format, find_format
+from compass_jax.base.chat.base import AUTO, any_format
 from compass_jax.base.records import Prompt, Score
 from compass_jax.base.untrusted import UntrustedError, parse_json, read_lines
+from compass_jax.config.chat import find_format
 from compass_jax.rewards.faults import NEVER, VerifierError
 from compass_jax.rewards.judges.endpoint import (
     LATE,

@@ -38,8 +38,9 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from compass_jax.base.aliases import Json, JsonMapping, JsonObject
-from compass_jax.base.chat.base import AUTO, find_format
+from compass_jax.base.chat.base import AUTO
 from compass_jax.base.errors import CompassError
+from compass_jax.config.chat import find_format
 from compass_jax.config.verifiers import Spread, summed
 
 DECIMALS = 9  # a sum of rewards is rounded, so that 0.7 + 0.2 + 0.1 equals 1

@@ -13,8 +13,9 @@ import numbers
 import re
 
 from compass_jax.base.aliases import Json
-from compass_jax.base.chat.base import AUTO, find_format
+from compass_jax.base.chat.base import AUTO
 from compass_jax.base.untrusted import fenced_blocks
+from compass_jax.config.chat import find_format
 
 _BOX = re.compile(r"\\(?:boxed|fbox|framebox)\s{0,8}(?:(\{)|(?<=\s)(-?\d[\d.,]*\d|-?\d|\w)(?!\w))")
 _BRACES = re.compile(r"\\.|[{}]", re.DOTALL)

@@ -37,8 +37,38 @@ def response_weight(
     return jnp.where(known, share, jnp.zeros((), dtype))
 
 
+class UpdateShares(NamedTuple):
+    """Shares of rows in an update, and its number of tokens."""
+
+    whole_responses: Float[Array, "b 1"]
+    responses: Float[Array, "b 1"]
+    tokens: Int[Array, ""]
+
+
+def update_shares(
+    group: Int[Array, "b"],
+    known: Bool[Array, "b"],
+    n_groups: int,
+    lengths: Int[Array, "b"],
+    dtype,
+    samples: SampleRows | None = None,
+) -> UpdateShares:
+    """Computes the shares of all rows of an update, of `lengths` in tokens (samples: None: each row
+    is one).
+    """
+    known = known & (group >= 0)
+    tokens = jnp.sum(jnp.where(known, lengths, 0), dtype=jnp.int32)
+    if samples is None:
+        weight = response_weight(group, known, n_groups, dtype)[:, None]
+        return UpdateShares(weight, weight, tokens)
+    weight = response_weight(group, known & samples.counted, n_groups, dtype)
+    weight, total = weight[samples.first][:, None], jnp.maximum(samples.sum(lengths), 1)
+    share = lengths.astype(dtype) / total.astype(dtype)
+    return UpdateShares(weight, weight * share[:, None], tokens)
+
+
 class WeightInputs(NamedTuple):
-    """Every row of one update."""
+    """Rows of one update: all of them or, while it is scored, those of a micro-batch."""
 
     mask: Bool[Array, "b t"]
     group: Int[Array, "b"]  # the prompt of each row; -1: padding
@@ -47,28 +77,11 @@ class WeightInputs(NamedTuple):
     entropy_group: Int[Array, "b t"] | None
     max_new_tokens: int | None
     dtype: jnp.dtype
-    samples: SampleRows | None = None  # None: each row is a sample
-
-    @property
-    def whole_responses(self) -> Float[Array, "b 1"]:
-        """The weight of each response in a mean over responses; all rows of one have it."""
-        if self.samples is None:
-            return response_weight(self.group, self.known, self.n_groups, self.dtype)[:, None]
-        counted = self.known & self.samples.counted
-        weight = response_weight(self.group, counted, self.n_groups, self.dtype)
-        return weight[self.samples.first][:, None]
-
-    @property
-    def responses(self) -> Float[Array, "b 1"]:
-        """The weight of each row in a mean over responses: the response's, which its rows share by
-        their tokens.
-        """
-        if self.samples is None:
-            return self.whole_responses
-        tokens = jnp.sum(self.mask, axis=1, dtype=jnp.int32)
-        total = jnp.maximum(self.samples.sum(tokens), 1).astype(self.dtype)
-        share = tokens.astype(self.dtype) / total
-        return self.whole_responses * share[:, None]
+    # the weight of each response in a mean over responses; all rows of one have it
+    whole_responses: Float[Array, "b 1"]
+    # that of each row: the response's, which its rows share by their tokens
+    responses: Float[Array, "b 1"]
+    tokens: Int[Array, ""]  # of all rows of the update that have a known reward
 
 
 def token_mean(x: WeightInputs) -> Float[Array, "b t"]:
@@ -82,4 +95,4 @@ def all_token_mean(x: WeightInputs) -> Float[Array, "b t"]:
     more (DAPO, arXiv 2503.14476, section 3.3).
     """
     counted = x.mask & (x.known & (x.group >= 0))[:, None]
-    return counted.astype(x.dtype) / jnp.maximum(jnp.sum(counted), 1).astype(x.dtype)
+    return counted.astype(x.dtype) / jnp.maximum(x.tokens, 1).astype(x.dtype)

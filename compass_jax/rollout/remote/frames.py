@@ -10,6 +10,7 @@ import os
 import socket
 import struct
 from collections.abc import Iterator, Mapping
+from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection, answer_challenge, deliver_challenge
 from types import MappingProxyType
 from typing import NamedTuple
@@ -25,6 +26,7 @@ DTYPES = frozenset({"int32", "float32", "float64", "uint8", "uint16"})
 # Seconds after which a sampler that sends or reads nothing counts as lost, and between the messages
 # by which it shows that it works.
 SILENT_S, ALIVE_S = 120, 10
+FRAME = 2**26  # bytes of a message that are sent at once
 _LENGTH = struct.Struct(">I")
 # Seconds after which the system counts a silent host as lost: 10 + 4 * 5.
 _KEEP_ALIVE = (
@@ -35,6 +37,8 @@ _KEEP_ALIVE = (
     (socket.TCP_USER_TIMEOUT, 30_000),
 )
 GREETING_S = 10  # within which the two sides must have authenticated
+# errors of `accept`
+REFUSED = (AuthenticationError, EOFError, OSError, AssertionError)
 
 
 _EMPTY: Tree = MappingProxyType({})
@@ -58,12 +62,17 @@ class Message(NamedTuple):
     arrays: Mapping[str, np.ndarray] = _EMPTY
 
 
+def as_array(payload: bytes) -> dict[str, np.ndarray]:
+    """Returns the array of a message that carries bytes."""
+    return {"payload": np.frombuffer(payload, np.uint8)}
+
+
 def encode(message: Message) -> bytes:
     """Returns the bytes of a message, which `decode` reads."""
     arrays = {name: np.ascontiguousarray(x) for name, x in message.arrays.items()}
     shapes = [[name, x.dtype.name, x.shape] for name, x in arrays.items()]
     header = json.dumps([message.kind, dict(message.fields), shapes]).encode()
-    return b"".join([_LENGTH.pack(len(header)), header, *(x.tobytes() for x in arrays.values())])
+    return b"".join([_LENGTH.pack(len(header)), header, *(x.data for x in arrays.values())])
 
 
 def decode(data: bytes) -> Message:
@@ -85,6 +94,22 @@ def decode(data: bytes) -> Message:
         return Message(kind, fields, arrays)
     except (ValueError, TypeError, struct.error) as error:
         raise SamplersError(f"a message of the samplers' protocol is broken: {error}") from error
+
+
+def send(connection: Connection, data: bytes) -> None:
+    """Sends a message in frames of FRAME bytes, the last of which is smaller, for `receive`."""
+    for start in range(0, len(data) + 1, FRAME):
+        connection.send_bytes(memoryview(data)[start : start + FRAME])
+
+
+def receive(connection: Connection) -> bytes:
+    """Waits for a message and returns its bytes. Raises EOFError or OSError after a loss, and
+    OSError for a frame that is too large.
+    """
+    frames = [connection.recv_bytes(FRAME)]
+    while len(frames[-1]) == FRAME:
+        frames.append(connection.recv_bytes(FRAME))
+    return b"".join(frames)  # a single frame is not copied
 
 
 def secret() -> bytes:
@@ -157,6 +182,23 @@ def local_host(connection: Connection) -> str:
     """Returns this end's address of a connection, at which its other end can reach this host."""
     with socket_of(connection) as one:
         return one.getsockname()[0]
+
+
+def resolved(host: str) -> str:
+    """Returns the IP address of this host by its name. Raises SamplersError for an unknown one, for
+    a wildcard, and for a name that only this host resolves to itself.
+    """
+    try:
+        ip = socket.gethostbyname(host)
+    except OSError as error:
+        raise SamplersError(f"samplers.address: no host {host!r}: {error.strerror}") from error
+    loopback = ip.startswith("127.") and not (host.startswith("127.") or host == "localhost")
+    if loopback or ip == "0.0.0.0":
+        raise SamplersError(
+            f"samplers.address: {host!r} is {ip} here, which no other host reaches: name this"
+            " host's address on the network of the samplers"
+        )
+    return ip
 
 
 def socket_of(connection: Connection) -> socket.socket:

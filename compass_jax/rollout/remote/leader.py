@@ -1,4 +1,8 @@
-"""Process 0 of a training with samplers: it keeps the list of samplers and gives them work."""
+"""Process 0 of a training with samplers: it keeps the list of samplers and gives them work.
+
+It sends an event to FAN_OUT other processes, which pass it on to theirs, so that its work does not
+grow with the training. The routes of a sample go to the processes that hold its row, directly.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,9 @@ import socket
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
-from multiprocessing import AuthenticationError
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,7 +23,7 @@ import jax
 import numpy as np
 
 from compass_jax.base.aliases import JsonObject
-from compass_jax.rollout.remote import frames, weights
+from compass_jax.rollout.remote import frames
 from compass_jax.rollout.remote.frames import Message, SamplersError
 from compass_jax.rollout.remote.requests import COLUMNS, work
 from compass_jax.rollout.request import Request
@@ -29,6 +33,9 @@ if TYPE_CHECKING:
     from compass_jax.rollout.remote.pool import Pool
 
 MOST_BROKEN = 5  # broken results of samplers before the first sound ones
+FAN_OUT = 8  # processes to which each process of the training sends an event
+# Events that process 0 sends to each process itself; after the last two it may be gone.
+DIRECT = frozenset({"relay", "routes", "failed", "finished"})
 IDLE_S = 0.5  # between events while nothing happens, so that a rollout can look for a stop
 STOPPED = (
     "the run was asked to stop while it waited for samplers, of which none is there: the same"
@@ -73,6 +80,9 @@ class Leader:
         self._samplers: dict[int, Peer] = {}
         self._trainers: dict[int, Peer] = {}
         self._servers: dict[int, str] = {}  # process of the training -> its weight server
+        # process -> the address at which it waits for the one that passes events on to it
+        self._relays: dict[int, list] = {0: []}
+        self._holders = np.zeros((0, 0), bool)  # [processes rows] of the job, as in Pool.open
         self._settings: JsonObject | None = None
         self._newest = self._version = 0  # number of the newest weights, and their policy version
         self._transfers = 1
@@ -88,7 +98,7 @@ class Leader:
         """Listens at samplers.address. Raises SamplersError if that is not possible."""
         host, port = self.pool.address
         try:
-            self._listener = socket.create_server((resolved(host), port), backlog=64)
+            self._listener = socket.create_server((frames.resolved(host), port), backlog=64)
         except OSError as error:
             raise SamplersError(
                 f"samplers.address = {self.pool.config.address!r}: this process cannot listen"
@@ -122,7 +132,7 @@ class Leader:
 
     def put(self, kind: str, fields: JsonObject, payload: bytes = b"") -> None:
         """Queues a message of this process."""
-        self.inbox.put((None, Message(kind, fields, as_array(payload))))
+        self.inbox.put((None, Message(kind, fields, frames.as_array(payload))))
 
     # ---- connections -----------------------------------------------------------------------------
 
@@ -138,12 +148,12 @@ class Leader:
         """Reads one peer's messages until it is lost."""
         try:
             connection = frames.accept(one)
-        except (AuthenticationError, EOFError, OSError, AssertionError):
+        except frames.REFUSED:
             return
         peer = Peer(connection, next(self._numbers))
         try:
             while True:
-                message = frames.decode(connection.recv_bytes())
+                message = frames.decode(frames.receive(connection))
                 peer.heard_at = time.monotonic()
                 if message.kind != "alive":
                     self.inbox.put((peer, message))
@@ -204,16 +214,36 @@ class Leader:
                 frames.shut_down(peer.connection)
 
     def _tell(self, peer: Peer, message: Message) -> None:
+        self._send(peer, frames.encode(message))
+
+    def _send(self, peer: Peer, data: bytes) -> None:
         try:
-            peer.connection.send_bytes(frames.encode(message))
+            frames.send(peer.connection, data)
         except (OSError, ValueError):  # lost, or it has not read for too long
             frames.shut_down(peer.connection)
 
     def _tell_all(self, event: Message) -> None:
         """Sends an event to the other processes of the training, and applies it in this one."""
-        for peer in self._trainers.values():
-            self._tell(peer, event)
+        last = self.pool.processes - 1 if event.kind in DIRECT else FAN_OUT
+        self._tell_processes(event, range(1, last + 1))
+
+    def _tell_processes(self, event: Message, processes: Iterable[int]) -> None:
+        data = frames.encode(event)
+        for process in processes:
+            if process in self._trainers:
+                self._send(self._trainers[process], data)
         self.pool.apply(event)
+
+    def _tell_results(self, peer: Peer, message: Message) -> None:
+        """Sends a sampler's samples to all processes, and the routes to those that hold them."""
+        fields, arrays = message.fields, dict(message.arrays)
+        if fields["job"] != self._job.get("job"):
+            return
+        assigned = {n: peer.samples.pop(n) for n in fields["samples"] if n in peer.samples}
+        for n, group in assigned.items() if self._job["routes"] else ():
+            event = Message("routes", {"sample": n}, {"routes": arrays.pop(f"{n}.routes")})
+            self._tell_processes(event, np.flatnonzero(self._holders[:, group.requests[n].row]))
+        self._tell_all(Message(message.kind, {**fields, "samples": [*assigned]}, arrays))
 
     # ---- messages of peers -----------------------------------------------------------------------
 
@@ -226,7 +256,11 @@ class Leader:
                 return
             peer.name = f"process {process} of the training"
             self._trainers[process], self._servers[process] = peer, fields["server"]
+            self._relays[process] = fields["relay"]
             if len(self._servers) == self.pool.processes:
+                addresses = [self._relays[n] for n in range(self.pool.processes)]
+                for trainer in self._trainers.values():
+                    self._tell(trainer, Message("relay", {"addresses": addresses}))
                 self.met.set()
             return
         peer.name = f"sampler {fields['name']}"
@@ -260,15 +294,11 @@ class Leader:
 
     def _peer_done(self, peer: Peer, message: Message) -> None:
         self._has_results = True
-        for n in message.fields["samples"]:
-            peer.samples.pop(n, None)
-        self._tell_all(message)
+        self._tell_results(peer, message)
         self._assign()
 
     def _peer_cut(self, peer: Peer, message: Message) -> None:
-        for n in message.fields["samples"]:
-            peer.samples.pop(n, None)
-        self._tell_all(message)
+        self._tell_results(peer, message)
 
     def _peer_aborted(self, peer: Peer, message: Message) -> None:
         peer.samples.clear()
@@ -328,7 +358,7 @@ class Leader:
         self._offer_to_all()
 
     def _on_open(self, message: Message) -> None:
-        self._job = message.fields
+        self._job, self._holders = message.fields, message.arrays["holders"]
         self._queue.clear()
         self._aborting.clear()
         for peer in self._samplers.values():
@@ -373,7 +403,7 @@ class Leader:
             # Each leaf of each process has a transfer number that is never used again.
             self._transfers += sum(map(len, plan))
             addresses = [self._servers[n] for n in range(self.pool.processes)]
-            fields |= {"addresses": addresses, "plan": weights.to_json(plan)}
+            fields |= {"addresses": addresses, "plan": plan}
             self._tell(peer, Message("transfer", fields))
 
     def _commit(self) -> None:
@@ -429,7 +459,7 @@ _FIELDS: dict[str, dict[str, type]] = {
 }
 _HELLO: dict[str, dict[str, type]] = {
     "sampler": {"name": str},
-    "trainer": {"process": int, "server": str},
+    "trainer": {"process": int, "server": str, "relay": list},
 }
 _COUNTERS = frozenset(asdict(RolloutStats()))
 
@@ -457,25 +487,3 @@ def _refusal(message: Message, job: JsonObject) -> str:
         if missing:
             return f"{message.kind}: sample {sample} has no {', '.join(missing)}"
     return ""
-
-
-def as_array(payload: bytes) -> dict[str, np.ndarray]:
-    """Returns the array of a message that carries bytes."""
-    return {"payload": np.frombuffer(payload, np.uint8)}
-
-
-def resolved(host: str) -> str:
-    """Returns the IP address of this host by its name. Raises SamplersError for an unknown one, for
-    a wildcard, and for a name that only this host resolves to itself.
-    """
-    try:
-        ip = socket.gethostbyname(host)
-    except OSError as error:
-        raise SamplersError(f"samplers.address: no host {host!r}: {error.strerror}") from error
-    loopback = ip.startswith("127.") and not (host.startswith("127.") or host == "localhost")
-    if loopback or ip == "0.0.0.0":
-        raise SamplersError(
-            f"samplers.address: {host!r} is {ip} here, which no other host reaches: name this"
-            " host's address on the network of the samplers"
-        )
-    return ip

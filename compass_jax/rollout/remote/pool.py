@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import socket
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -28,7 +29,7 @@ from compass_jax.config import SamplersConfig
 from compass_jax.config.samplers import parse_address
 from compass_jax.rollout.remote import frames, weights
 from compass_jax.rollout.remote.frames import Message, SamplersError, StoppedWaiting
-from compass_jax.rollout.remote.leader import IDLE_S, Group, Leader, as_array, resolved
+from compass_jax.rollout.remote.leader import DIRECT, FAN_OUT, IDLE_S, Group, Leader
 from compass_jax.rollout.request import Request
 
 NOTE_AFTER = 20  # waits of IDLE_S before a note
@@ -46,7 +47,7 @@ class Pool:
         self.stopped: Callable[[], bool] = lambda: False  # whether this process should stop
         self._secret = frames.secret()
         self.address = parse_address(config.address, "samplers.address")
-        self._process, self.processes = jax.process_index(), jax.process_count()
+        self.process, self.processes = jax.process_index(), jax.process_count()
         self._events: queue.SimpleQueue[Message] = queue.SimpleQueue()  # of jobs
         self._gathered: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
         self._changed = threading.Condition()
@@ -60,15 +61,17 @@ class Pool:
         # (sampler, number of the weights) -> first transfer, count of transfers
         self._offers: dict[tuple[int, int], tuple[int, int]] = {}
         self._needs: dict[int, list] = {}  # sampler -> the pieces that it needs
-        self._leader = Leader(self) if self._process == 0 else None
+        self._leader = Leader(self) if self.process == 0 else None
         self._link: Connection | None = None
+        self._children: list[Connection] = []  # processes to which this one passes events on
+        self._routes: dict[int, np.ndarray] = {}  # of finished samples, by number
 
     # ---- the run's interface ---------------------------------------------------------------------
 
     def __enter__(self) -> Pool:
         if self._leader is not None:
             self._leader.listen()
-            self._server = weights.WeightServer(resolved(self.address[0]))
+            self._server = weights.WeightServer(frames.resolved(self.address[0]))
             self._leader.start(self._server.address)
             if not self._leader.met.wait(MEET_S):
                 raise SamplersError(
@@ -77,10 +80,13 @@ class Pool:
                 )
         else:
             self._link = _meet(self.address)
-            self._server = weights.WeightServer(frames.local_host(self._link))
-            hello = {"role": "trainer", "process": self._process, "server": self._server.address}
-            self._link.send_bytes(frames.encode(Message("hello", hello)))
-            threading.Thread(target=self._follow, name="samplers", daemon=True).start()
+            host = frames.local_host(self._link)
+            self._server = weights.WeightServer(host)
+            self._listener = socket.create_server((host, 0))
+            hello: JsonObject = {"role": "trainer", "process": self.process}
+            hello |= {"server": self._server.address, "relay": self._listener.getsockname()}
+            self._send(Message("hello", hello))
+            self._start(self._follow, self._link, 0)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -146,14 +152,20 @@ class Pool:
         if self._leader is not None:
             self._leader.put("exchange", {"process": 0}, payload)
         else:
-            self._send(Message("exchange", {"process": self._process}, as_array(payload)))
+            fields = {"process": self.process}
+            self._send(Message("exchange", fields, frames.as_array(payload)))
         return self._take(self._gathered)
 
-    def open(self, fields: JsonObject, most: int) -> int:
-        """Returns the number of a new job; the samplers drop the last one."""
+    def open(self, fields: JsonObject, most: int, holders: np.ndarray) -> int:
+        """Returns the number of a new job; the samplers drop the last one. `holders`: which
+        processes `[processes rows]` hold the rows of its routes.
+        """
         self._jobs += 1
+        for number in [n for n in list(self._routes) if n < self._numbers]:
+            del self._routes[number]  # of a sample that was dropped
         if self._leader is not None:
-            self._leader.put("open", {"job": self._jobs, **fields, "rows": most})
+            job = {"job": self._jobs, **fields, "rows": most}
+            self._leader.inbox.put((None, Message("open", job, {"holders": holders})))
         return self._jobs
 
     def submit(
@@ -173,6 +185,11 @@ class Pool:
             group = Group(job, dict(zip(numbers, requests, strict=True)), recorded, columns)
             self._leader.inbox.put((None, group))
         return numbers
+
+    def routes(self, number: int) -> np.ndarray:
+        """Waits for the routes `[t l k]` of a finished sample, whose row this process holds."""
+        self._wait(lambda: number in self._routes)
+        return self._routes.pop(number)
 
     def abort(self, job: int) -> None:
         """Asks for the unfinished samples; the event "aborted" comes after the last of them."""
@@ -198,25 +215,29 @@ class Pool:
             self._forget(fields["sampler"])
             self._needs.pop(fields["sampler"], None)
         elif event.kind == "committed":
-            with self._changed:
-                self._committed = fields["number"]
-                self._changed.notify_all()
+            self._committed = fields["number"]
         elif event.kind == "forget":
-            with self._changed:
-                self._weights = self._weights[0], None
-                self._forgotten += 1
-                self._changed.notify_all()
+            self._weights = self._weights[0], None
+            self._forgotten += 1
         elif event.kind == "exchange":
             self._gathered.put([event.arrays[str(n)].tobytes() for n in range(self.processes)])
+        elif event.kind == "routes":
+            self._routes[fields["sample"]] = event.arrays["routes"]
+        elif event.kind == "relay":
+            first = self.process * FAN_OUT + 1
+            children = fields["addresses"][first : first + FAN_OUT]
+            self._children = [frames.connect((host, port)) for host, port in children]
+            # afterwards, so that the children miss no event
+            self._start(self._follow_parent)
         elif event.kind == "finished":
-            with self._changed:
-                self._finished = True
-                self._changed.notify_all()
+            self._finished = True
         elif event.kind == "failed":
             error = StoppedWaiting if fields.get("stopped") else SamplersError
             self.fail(error(fields["why"]))
         else:
             self._events.put(event)
+        with self._changed:
+            self._changed.notify_all()
 
     def plan(self, sampler: int) -> weights.Plan:
         """Returns the pulls of the newest weights by a sampler, the same in every process."""
@@ -242,22 +263,48 @@ class Pool:
         for key in [x for x in self._offers if x[0] == sampler and number in (None, x[1])]:
             self._server.forget(*self._offers.pop(key), pulled=number is not None)
 
-    def _follow(self) -> None:
-        """Applies the events of process 0, in another process."""
-        assert self._link is not None
+    def _start(self, target: Callable[..., None], *args: Tree) -> None:
+        threading.Thread(target=target, args=args, name="samplers", daemon=True).start()
+
+    def _follow_parent(self) -> None:
+        """Applies the events that another process passes on, once it has connected."""
+        parent = None
+        while self.process > FAN_OUT and parent is None:
+            with contextlib.suppress(*frames.REFUSED):  # a stranger
+                parent = frames.accept(self._listener.accept()[0])
+        self._listener.close()
+        if parent is not None:
+            self._follow(parent, (self.process - 1) // FAN_OUT)
+
+    def _follow(self, connection: Connection, sender: int) -> None:
+        """Applies the events that a process sends to this one, and passes them on."""
         try:
             while True:
-                self.apply(frames.decode(self._link.recv_bytes()))
+                data = frames.receive(connection)
+                message = frames.decode(data)
+                if message.kind not in DIRECT:
+                    self._pass_on(data)
+                self.apply(message)
         except (EOFError, OSError) as error:
+            # The events before it, or its reason, may be under way through another process.
+            with self._changed:
+                self._changed.wait_for(lambda: self._closed or self._error, frames.GREETING_S)
             if not self._closed:
-                text = f"process 0 of the training has left {self.config.address}: {error}"
+                text = f"process {sender} of the training has left {self.config.address}: {error}"
                 self.fail(SamplersError(text))
         except BaseException as error:
             self.fail(error)
 
+    def _pass_on(self, data: bytes) -> None:
+        for child in self._children:
+            try:
+                frames.send(child, data)
+            except OSError:  # lost, or it has not read for too long: process 0 notices it
+                frames.shut_down(child)
+
     def _send(self, message: Message) -> None:
         assert self._link is not None
-        self._link.send_bytes(frames.encode(message))
+        frames.send(self._link, frames.encode(message))
 
     def _take(self, source: queue.SimpleQueue) -> Tree:
         while True:

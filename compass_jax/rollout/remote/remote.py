@@ -11,7 +11,7 @@ from dataclasses import asdict
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, UInt
+from jaxtyping import Array, Bool, UInt
 
 from compass_jax.base.aliases import JsonObject, Tree
 from compass_jax.config import ComputeConfig, MeshConfig, ModelConfig, RolloutConfig
@@ -23,6 +23,7 @@ from compass_jax.rollout.remote.frames import Message
 from compass_jax.rollout.remote.pool import Pool
 from compass_jax.rollout.remote.requests import most_samples, update
 from compass_jax.rollout.remote.settings import EngineSettings
+from compass_jax.rollout.remote.weights import owners_of
 from compass_jax.rollout.request import Request
 from compass_jax.rollout.routes import RouteBuffer
 from compass_jax.rollout.sampling import Purpose, Sampler
@@ -94,16 +95,27 @@ class RemoteEngine(Engine):
 
     def route_buffer(self, groups: int, size: int, keep: bool) -> RouteBuffer:
         """Returns a buffer in the host's memory, which a thread may fill during the training."""
-        empty = self._unset_routes if keep else lambda rows: None
-        return HostRoutes(empty, self._placed, groups, size)
+        return HostRoutes(self, groups, size, keep)
 
-    def _unset_routes(self, rows: int) -> Tree:
+    def unset_routes(self, rows: int) -> Tree:
         """Returns unset routes `[rows t l k]` in the host's memory; None for a dense model."""
         length = self.config.max_length
         x: Tree = jax.eval_shape(lambda: empty_routes(self.model_config, rows, length))
         return None if x is None else np.full(x.shape, unset_id(x.dtype), x.dtype)
 
-    def _placed(self, routes: Tree, rows: Tree) -> UInt[Array, "n t l k"]:
+    def holders(self, rows: int) -> Bool[np.ndarray, "processes rows"]:
+        """Returns whether a process holds each of `rows` rows of routes: those of its devices, and
+        process 0 all, from which unfinished samples continue.
+        """
+        holders = np.zeros((self.pool.processes, rows), bool)
+        holders[0] = True
+        if self.placement is not None:
+            pieces = owners_of(self.placement.rows(rows), (rows,))
+            for ((start, stop),), processes in pieces.items():
+                holders[processes, start:stop] = True
+        return holders
+
+    def placed(self, routes: Tree, rows: Tree) -> UInt[Array, "n t l k"]:
         """Copies rows to the training's devices; each process those of its devices."""
 
         def part(index: Tree) -> np.ndarray:
@@ -121,17 +133,34 @@ class RemoteEngine(Engine):
 
 
 class HostRoutes(RouteBuffer):
-    """A RouteBuffer in the host's memory; reads copy to the devices."""
+    """A RouteBuffer in the host's memory; reads copy to the devices. A process gets the routes of
+    the rows that its devices hold of an array of all rows, and process 0 all (`holders`).
+    """
+
+    def __init__(self, engine: RemoteEngine, groups: int, size: int, keep: bool):
+        new = engine.unset_routes if keep else lambda rows: None
+        super().__init__(new, engine.taken_routes, groups, size)
+        self._engine = engine
+        self.holders = engine.holders(len(self))
 
     def read(self, rows: Tree, copies: bool = False) -> UInt[Array, "n t l k"] | None:
         """Returns the routes of these rows on the training's devices."""
-        return None if self.rows is None else self._take(self.rows, rows)
+        if self.rows is None:
+            return None
+        inside = rows < len(self)
+        places = self._engine.holders(len(rows))[:, inside]
+        if np.all(self.holders[:, rows[inside]] >= places):
+            return self._engine.placed(self.rows, rows)
+        # Groups were dropped or carried, so that rows are at places of processes that do not hold
+        # them. The devices exchange them, as those of a local rollout do.
+        every = self._engine.placed(self.rows, np.arange(len(self)))
+        return self._take(every, jnp.asarray(rows, jnp.int32))
 
     def saved(self) -> UInt[Array, "rows t l k"] | None:
         """Returns all rows for a checkpoint."""
         routes: Tree = self._new(len(self)) if self.rows is None else self.rows
         rows: Tree = np.arange(len(self))
-        return None if routes is None else self._take(routes, rows)
+        return None if routes is None else self._engine.placed(routes, rows)
 
     def adopt(self, firsts: Sequence[int], rows: Array | None) -> None:
         """Restores the rows of a checkpoint."""
@@ -153,7 +182,7 @@ class RemoteBatcher:
         *,
         sampler: Sampler | None = None,
         version: int = 0,
-        routes: RouteBuffer | None = None,
+        routes: HostRoutes | None = None,
         stats: RolloutStats | None = None,
     ):
         self.pool = engine.pool
@@ -168,7 +197,8 @@ class RemoteBatcher:
             "routes": routes is not None and routes.rows is not None,
         }
         most = most_samples(engine.config.slots, 1 if routes is None else routes.size)
-        self.job = self.pool.open(fields, most)
+        holders = np.zeros((0, 0), bool) if routes is None else routes.holders
+        self.job = self.pool.open(fields, most, holders)
 
     def add(self, requests: Sequence[Request], columns: range | None = None) -> None:
         """Queues samples of one prompt, like `Batcher.add`."""
@@ -225,11 +255,12 @@ class RemoteBatcher:
             if request is None:
                 continue
             update(request, n, event)
-            rows: Tree = None if self.routes is None else self.routes.rows
-            if rows is not None:
-                routes = event.arrays[f"{n}.routes"]
-                rows[request.row, : len(routes)] = routes
-                rows[request.row, len(routes) :] = unset_id(rows.dtype)
+            buffer, row = self.routes, request.row
+            rows: Tree = None if buffer is None else buffer.rows
+            if buffer is not None and rows is not None and buffer.holders[self.pool.process, row]:
+                routes = self.pool.routes(n)
+                rows[row, : len(routes)] = routes
+                rows[row, len(routes) :] = unset_id(rows.dtype)
             updated.append(request)
         for name, value in event.fields.get("stats", {}).items():
             setattr(self.stats, name, getattr(self.stats, name) + value)

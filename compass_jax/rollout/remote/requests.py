@@ -9,9 +9,9 @@ import numpy as np
 from compass_jax.base.aliases import JsonObject
 from compass_jax.base.records import Prompt
 from compass_jax.rollout.remote.frames import Message
-from compass_jax.rollout.request import Request
+from compass_jax.rollout.request import Columns, Request
 
-COLUMNS = ("tokens", "logp", "entropy", "versions")
+COLUMNS = Columns._fields
 
 
 def most_samples(slots: int, group: int) -> int:
@@ -38,7 +38,7 @@ def work(
     for n, x in requests.items():
         samples.append([n, x.column, x.limit])
         if x.has_tokens:
-            arrays |= {f"{n}.{name}": getattr(x, name) for name in COLUMNS}
+            arrays |= {f"{n}.{name}": column for name, column in x.columns._asdict().items()}
     fields: JsonObject = {"job": job, "id": prompt.id, "visit": prompt.visit, "samples": samples}
     return Message("work", fields | {"columns": [columns.start, columns.stop]}, arrays)
 
@@ -51,9 +51,7 @@ def requests_of(message: Message, rows: Sequence[int]) -> dict[int, Request]:
     for row, (n, column, limit) in zip(rows, fields["samples"], strict=True):
         request = Request.of(prompt, column, row, limit, 0)
         if f"{n}.tokens" in arrays:
-            for name in COLUMNS:
-                setattr(request, name, arrays[f"{n}.{name}"])
-            request.length = len(request.tokens)
+            request.put(Columns(*(arrays[f"{n}.{name}"] for name in COLUMNS)))
         requests[n] = request
     return requests
 
@@ -65,7 +63,7 @@ def results(
     arrays, samples = dict[str, np.ndarray](), []
     for n, x in requests.items():
         samples.append(n)
-        arrays |= {f"{n}.{name}": getattr(x, name) for name in COLUMNS}
+        arrays |= {f"{n}.{name}": column for name, column in x.columns._asdict().items()}
         if n in routes:
             arrays[f"{n}.routes"] = routes[n]
     return Message(kind, {"job": job, "samples": samples}, arrays)
@@ -73,6 +71,4 @@ def results(
 
 def update(request: Request, n: int, message: Message) -> None:
     """Gives a request the tokens that a `results` message has of it."""
-    for name in COLUMNS:
-        setattr(request, name, message.arrays[f"{n}.{name}"].copy())
-    request.length = len(request.tokens)
+    request.put(Columns(*(message.arrays[f"{n}.{name}"].copy() for name in COLUMNS)))

@@ -88,7 +88,7 @@ class Link:
             connection = self._connection
             if connection is not None:
                 with contextlib.suppress(OSError):  # its reader notices it
-                    connection.send_bytes(frames.encode(message))
+                    frames.send(connection, frames.encode(message))
 
     def drop(self) -> None:
         """Ends the connection; a new one follows."""
@@ -117,7 +117,7 @@ class Link:
     def _read(self, connection: Connection) -> None:
         try:
             while True:
-                self._inbox.put(connection.recv_bytes())
+                self._inbox.put(frames.receive(connection))
         except (EOFError, OSError):
             self._inbox.put(frames.encode(Message("lost")))
             self._lost_at, self._connection = time.monotonic(), None
@@ -179,15 +179,11 @@ class SamplerLoop:
         payload = b""
         if self._link is not None:
             busy = self._batcher is not None and self._batcher.busy
-            parts = self._link.receive(wait=not busy)
-            # int64 [1 + count]: the count of messages and the size of each. The messages follow.
-            sizes = np.array([len(parts), *map(len, parts)], np.int64)
-            payload = sizes.tobytes() + b"".join(parts)
-        payload = all_gather_bytes(payload)[0]
-        count = int(np.frombuffer(payload, np.int64, 1)[0])
-        ends = np.cumsum(np.frombuffer(payload, np.int64, count, 8)) + 8 * (count + 1)
-        starts = [8 * (count + 1), *ends][:count]
-        return [frames.decode(payload[a:b]) for a, b in zip(starts, ends, strict=True)]
+            parts = enumerate(self._link.receive(wait=not busy))
+            arrays = {str(n): np.frombuffer(part, np.uint8) for n, part in parts}
+            payload = frames.encode(Message("messages", {}, arrays))
+        batch = frames.decode(all_gather_bytes(payload)[0])
+        return [frames.decode(part.tobytes()) for part in batch.arrays.values()]
 
     def _send(self, message: Message) -> None:
         if self._link is not None:
@@ -307,7 +303,7 @@ class SamplerLoop:
 
     def _open(self) -> Batcher:
         assert self._engine is not None and self._settings is not None
-        job, rows = self._job, self._rows
+        job, rows = self._job, self._job["rows"]
         buffer = self._engine.route_buffer(1, rows, job["routes"])
         buffer.allocate()
         self._free, self._counted = list(range(rows)), RolloutStats()
@@ -320,10 +316,6 @@ class SamplerLoop:
             routes=buffer,
             stats=RolloutStats(),
         )
-
-    @property
-    def _rows(self) -> int:
-        return self._job["rows"]
 
     def _step(self) -> None:
         assert self._batcher is not None

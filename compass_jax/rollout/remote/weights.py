@@ -42,10 +42,11 @@ def bounds_of(index: tuple[slice, ...], shape: tuple[int, ...]) -> Bounds:
 
 def pieces_of(tree: Tree) -> list[dict[Bounds, list[int]]]:
     """Returns for each leaf the pieces that its devices hold, with the processes that hold each."""
-    return [_owners(x.sharding, x.shape) for x in jax.tree.leaves(tree)]
+    return [owners_of(x.sharding, x.shape) for x in jax.tree.leaves(tree)]
 
 
-def _owners(sharding: Sharding, shape: tuple[int, ...]) -> dict[Bounds, list[int]]:
+def owners_of(sharding: Sharding, shape: tuple[int, ...]) -> dict[Bounds, list[int]]:
+    """Returns the pieces of an array with this sharding, with the processes that hold each."""
     owners: dict[Bounds, set[int]] = {}
     indices: Tree = sharding.devices_indices_map(shape)
     for device, index in indices.items():
@@ -57,7 +58,7 @@ def needs_of(structs: Tree, processes: int) -> list[list[list[Bounds]]]:
     """Returns the pieces that each process of a sampler needs of each leaf of these structs."""
     needs: list[list[list[Bounds]]] = [[] for _ in range(processes)]
     for x in jax.tree.leaves(structs):
-        owners = _owners(x.sharding, x.shape)
+        owners = owners_of(x.sharding, x.shape)
         for process, leaves in enumerate(needs):
             leaves.append([bounds for bounds, users in owners.items() if process in users])
     return needs
@@ -212,18 +213,12 @@ def _shard(pieces: dict[Bounds, jax.Array], need: Bounds, device: jax.Device) ->
     return jax.device_put(part, device)
 
 
-def to_json(plan: Plan) -> list:
-    """Returns a plan as JSON."""
-    return [[[list(pull) for pull in pulls] for pulls in leaves] for leaves in plan]
-
-
 def from_json(plan: list) -> Plan:
-    """Returns the plan that `to_json` wrote."""
-
-    def pull(process: int, pieces: list) -> Pull:
-        return Pull(process, [as_bounds(x) for x in pieces])
-
-    return [[[pull(*x) for x in pulls] for pulls in leaves] for leaves in plan]
+    """Returns the plan whose tuples JSON has turned into lists."""
+    return [
+        [[Pull(n, [as_bounds(x) for x in pieces]) for n, pieces in pulls] for pulls in leaves]
+        for leaves in plan
+    ]
 
 
 def as_bounds(piece: Sequence[Sequence[int]]) -> Bounds:

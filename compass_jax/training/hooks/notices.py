@@ -212,9 +212,7 @@ class Notices(Hook):
         self._printed.add(kind)
         of = "of the first rollout" if begins else "of a rollout"
         sample = sample_of(groups, text_of)
-        text = silence_warning(
-            kind, of, sample, len(scores), self._scored.rewards, self._scored.data
-        )
+        text = silence_warning(kind, of, sample, scores, rewards, self._scored.data)
         # A small rollout may lack variance by chance, which must not end the run.
         (self.print_once if kind == NO_GROUP_VARIES else self.warn)(text)
 

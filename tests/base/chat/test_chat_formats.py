@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 from published_templates import FAMILIES, write_folder
 
-from compass_jax.base.chat.base import ChatFormatError, any_format, chat_formats, find_format
-from compass_jax.config import ConfigError, DataConfig
-from compass_jax.data.chat_detection import with_chat_format
+from compass_jax.base.chat.base import ChatFormat, any_format, chat_formats
+from compass_jax.commands.trial import Trial, judged
+from compass_jax.config import ConfigError, DataConfig, FileSource, RewardConfig
+from compass_jax.config.chat import find_format
+from compass_jax.data.chat_detection import unread_turns, with_chat_format
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.data.vocabulary import TokenizerError
+from compass_jax.rewards.checks import code_of
 
 RENDERED = json.loads((Path(__file__).parent / "renderers.json").read_text())["families"]
 QUESTION = {"role": "user", "content": "How is it?"}
@@ -262,10 +265,52 @@ def test_the_setting_overrides_the_template_and_wrong_names_are_refused(tmp_path
     tokenizer = Tokenizer(folder, chat_format=own.chat_format)
     assert tokenizer.chat_format.read("<plan>a</plan>b").content == "b"
     for name in ("glmm", "<plan>", "...", "<plan></plan>"):
-        with pytest.raises(ChatFormatError, match="hermes"):
-            find_format(name)
         with pytest.raises(ConfigError, match=r"data.chat_format = .*there is no such format"):
             DataConfig(chat_format=name).validate()
+
+
+OF_FILE = """
+from compass_jax.base.chat.base import ChatFormat
+
+FORMAT = ChatFormat("plan", own_thoughts=(("<plan>", "</plan>"),))
+"""
+
+
+def test_a_format_of_a_user_s_file_is_taken_by_its_name(tmp_path, monkeypatch):
+    (tmp_path / "plan.py").write_text(OF_FILE)
+    monkeypatch.chdir(tmp_path)
+    folder = write_folder(tmp_path / "f", "glm_4_5")
+    data = DataConfig(tokenizer=folder, chat_format="plan.py:FORMAT").validate()
+    assert data.chat_format == f"{tmp_path}/plan.py:FORMAT" and with_chat_format(data) is data
+    assert dict(code_of(data)).keys() == {data.chat_format}
+    monkeypatch.chdir(folder)
+    read = Tokenizer(folder, chat_format=data.chat_format).chat_format.read("<plan>a</plan>b")
+    assert (read.thought, read.content) == ("a", "b")
+    for name, message in (
+        ("plan.py:FROMAT", "did you mean FORMAT"),
+        ("plan.py:ChatFormat", "it is a type; make it a compass_jax.base.chat.base.ChatFormat"),
+    ):
+        with pytest.raises(ConfigError, match=f"data.chat_format = .*{message}"):
+            DataConfig(chat_format=f"{tmp_path}/{name}").validate()
+
+
+def test_a_sandboxed_worker_reads_answers_by_a_format_of_a_user_s_file(tmp_path):
+    (tmp_path / "plan.py").write_text(OF_FILE)
+    source = FileSource("rows.jsonl", verifier="exact")
+    trial = Trial(source, {"answer": "4"}, "", ["<plan>5</plan>4"], "")
+    for name, reward in (("any", 0), (f"{tmp_path}/plan.py:FORMAT", 1)):
+        (score,) = judged(trial._replace(chat_format=name), RewardConfig(answer_tag="", workers=1))
+        assert score.known and score.reward == reward
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_turns_that_a_format_does_not_read_back_are_named(tmp_path, name):
+    folder = write_folder(tmp_path, name)
+    assert unread_turns(chat_formats()[FORMAT[name]], folder, {"enable_thinking": True}) == []
+    if name == "gpt_oss":
+        faults = unread_turns(ChatFormat("tags alone"), folder)
+        assert any("<|channel|>analysis<|message|>a thought" in text for text in faults)
+        assert any("to=functions.weather" in text for text in faults)
 
 
 def test_a_template_without_known_marks_gives_the_format_that_reads_all(tmp_path):

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from published_templates import END, write_folder
 
-from compass_jax.base.chat.base import UnknownMarks, any_format, chat_formats, find_format
+from compass_jax.base.chat.base import UnknownMarks, any_format, chat_formats
 from compass_jax.base.records import Prompt
 from compass_jax.config import DataConfig, FileSource, RewardConfig
+from compass_jax.config.chat import find_format
 from compass_jax.config.kinds import kinds
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.rewards.checks import Check, build

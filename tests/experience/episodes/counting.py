@@ -4,7 +4,7 @@ import os
 import time
 from types import SimpleNamespace
 
-from compass_jax.rewards.tasks import Turn
+from compass_jax.rewards.tasks import Environment, Turn
 
 
 class Counting:
@@ -112,3 +112,16 @@ class Dying(Counting):
             open(mark, "w").close()
             os._exit(7)
         return super().step(message)
+
+
+class Replayed(Environment):
+    """An environment of a Task, which no driver plays."""
+
+    rows = Counting.rows
+
+
+class Priced(Counting):
+    """Needs an option."""
+
+    def __init__(self, price):
+        self.price = price

@@ -31,6 +31,7 @@ from compass_jax.model.params import to_decode
 from compass_jax.rewards.tasks.environment import EnvironmentFault, Turn
 from compass_jax.rollout.ask import Left, Reply
 from compass_jax.rollout.engine import Engine
+from compass_jax.rollout.request import Columns
 from compass_jax.rollout.serving.door import TrainingDoor
 from compass_jax.training.rl import run_rl
 
@@ -78,7 +79,7 @@ class Script:
         tokens = np.asarray([*words, *ends], np.int32)
         logp = np.linspace(-2, -1, len(tokens), dtype=np.float32)
         request = self.session.ask(event.tokens, event.limit, 4, 1.0, event.agent)
-        request.take(tokens, logp, -logp, 4)
+        request.take(Columns.of(tokens, logp, -logp, 4).rows())
         self.session.of(request).take(request)
         event.answer(Reply(tokens, logp, bool(ends)))
 
@@ -495,5 +496,5 @@ def test_an_environment_that_plays_gets_the_address_and_returns_its_turn():
     with pytest.raises(EnvironmentFault, match=r"messages is 0.5: a reward is given as Turn\(rew"):
         asyncio.run(play(Failing(), order, None, None))
     for name in ("Asking", "Failing"):
-        assert environment_class(f"{__file__}:{name}").__name__ == name
+        assert environment_class(f"{__file__}:{name}", {}).__name__ == name
         assert isinstance(source_of(f"{__file__}:{name}"), EpisodeSource)

@@ -190,13 +190,16 @@ REFUSED = {
     "none.py:Game": "none.py",
     f"{ENVIRONMENTS}:Gone": "has no Gone",
     f"{ENVIRONMENTS}:os": "it has no rows, reset, step",
+    f"{ENVIRONMENTS}:Replayed": "it is an Environment of compass_jax.rewards.tasks",
+    f"{ENVIRONMENTS}:Priced": "with options {}: missing a required argument: 'price'",
 }
 
 
 @pytest.mark.parametrize("env", REFUSED)
 def test_an_environment_that_cannot_be_used_is_refused_by_name(env):
-    with pytest.raises(DataError, match=REFUSED[env]):
+    with pytest.raises(DataError, match=REFUSED[env]) as caught:
         episode_rows(EpisodeSource(env), "data.sources[0]", 0)
+    assert str(caught.value).count("env = ") == 1
 
 
 def test_the_rows_are_read_in_a_process_of_their_own():

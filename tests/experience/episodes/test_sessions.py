@@ -6,6 +6,7 @@ from played import tasks
 
 from compass_jax.base.records import GIVEN
 from compass_jax.experience.episodes.sessions import MOST_BRANCHES, Refused, Session
+from compass_jax.rollout.request import Columns
 
 END = frozenset({1})
 OUTSIDE = 99
@@ -24,7 +25,7 @@ def reply(one, tokens, new, **options):
     """Returns the tokens of a turn that answers `new`."""
     request = ask(one, tokens, **options)
     values = np.full(len(new), -1.5, np.float32)
-    request.take(np.asarray(new, np.int32), values, -values, 7)
+    request.take(Columns.of(np.asarray(new), values, -values, 7).rows())
     one.of(request).take(request)
     return [*tokens, *new]
 

@@ -16,7 +16,7 @@ from compass_jax.commands import cli
 from compass_jax.config import ConfigError, MLAConfig
 from compass_jax.model.families.base import TENSORS, Attention
 from compass_jax.model.families.find import built_in, check, find
-from compass_jax.model.families.raw import UnsupportedModel
+from compass_jax.model.families.raw import UnsupportedModel, WeightsError
 from compass_jax.model.params import abstract_params, is_spec, param_specs
 from compass_jax.model.routers.sigmoid import Sigmoid
 from compass_jax.training.rl import run_rl
@@ -31,7 +31,7 @@ NAMES = {"model.layers.": "trunk.", "self_attn.": "look.", "lm_head": "out", "ga
 FAMILY = Family(
     model_type="acorn_moe",
     architecture="AcornForCausalLM",
-    keys=KEYS | {"hidden": "n_embd"},
+    keys=KEYS | {"hidden": "n_embd", "rope_theta": "rotary_base", "activation": "act_fn"},
     moe_keys=MOE_KEYS | {"top_k": "n_chosen"},
     tensors=renamed(TENSORS, NAMES),
 )
@@ -57,6 +57,14 @@ def renamed_by_hand(name):
     return name
 
 
+def as_acorn(raw):
+    """Returns a config.json of qwen3_moe with the type and the keys of that family."""
+    names = {"hidden_size": "n_embd", "num_experts_per_tok": "n_chosen"}
+    names |= {"rope_theta": "rotary_base", "hidden_act": "act_fn"}
+    raw = {names.get(key, key): value for key, value in raw.items()}
+    return raw | {"model_type": "acorn_moe", "architectures": ["AcornForCausalLM"]}
+
+
 @pytest.fixture
 def folder(tmp_path):
     """Writes a Hugging Face folder of that family without using the family's code."""
@@ -68,9 +76,7 @@ def folder(tmp_path):
     tensors = load_file(path / "model.safetensors")
     renamed = {renamed_by_hand(name): tensor for name, tensor in tensors.items()}
     save_file(renamed, path / "model.safetensors", {"format": "pt"})
-    raw = json.loads((path / "config.json").read_text())
-    raw |= {"model_type": "acorn_moe", "architectures": ["AcornForCausalLM"]}
-    raw |= {"n_embd": raw.pop("hidden_size"), "n_chosen": raw.pop("num_experts_per_tok")}
+    raw = as_acorn(json.loads((path / "config.json").read_text()))
     (path / "config.json").write_text(json.dumps(raw))
     return path
 
@@ -95,6 +101,8 @@ def test_a_family_in_a_file_outside_the_package_is_imported_trained_and_exported
     trained = export_hf(tmp_path / "run", tmp_path / "trained")
     raw = json.loads((trained / "config.json").read_text())
     assert (raw["model_type"], raw["n_embd"], raw["n_chosen"]) == ("acorn_moe", 32, 2)
+    assert (raw["rotary_base"], raw["act_fn"]) == (MODEL.rope_theta, "silu")
+    assert not {"hidden_size", "rope_theta", "hidden_act"} & raw.keys()
     assert read_hf_config(trained, acorn) == config.model
     after = load_file(trained / "model.safetensors")
     assert {name: x.shape for name, x in after.items()} == {
@@ -206,13 +214,28 @@ def test_dense_layers_and_experts_of_one_key_have_one_width():
 def test_an_attention_that_the_family_has_not_is_refused(acorn):
     biased, normed = Attention(False, True, False), Attention(True, False, False)
     family = dataclasses.replace(find(acorn), attention=(biased, normed))
-    raw = {**write_hf_config(MODEL), "model_type": "acorn_moe", "use_qk_norm": True}
-    raw |= {"architectures": ["AcornForCausalLM"]}
-    raw |= {"n_embd": raw.pop("hidden_size"), "n_chosen": raw.pop("num_experts_per_tok")}
+    raw = as_acorn({**write_hf_config(MODEL), "use_qk_norm": True})
     assert family.read(raw | {"attention_bias": False}, "config.json", "acorn").qk_norm
     message = "attention with attention_bias = True and use_qk_norm = True: add it"
     with pytest.raises(UnsupportedModel, match=message):
         family.read(raw | {"attention_bias": True}, "config.json", "acorn")
+
+
+def test_the_base_of_rotary_embeddings_and_the_activation_have_the_familys_keys(acorn):
+    family, raw = find(acorn), as_acorn(write_hf_config(MODEL))
+    theta = raw["rotary_base"]
+    inner = {"rope_parameters": {"rope_type": "default", "rope_theta": theta}}
+    for change in ({}, inner, inner | {"rotary_base": None}):
+        assert family.read(raw | change, "x", acorn).rope_theta == theta
+    for change, message in (
+        ({"act_fn": "gelu"}, "act_fn = 'gelu' is not supported (supported: 'silu')"),
+        ({"act_fn": None, "rotary_base": None}, "it has no act_fn, rotary_base, and the family"),
+        ({"rope_theta": theta}, "rope_theta = 10000.0 is not supported"),
+        (inner | {"rotary_base": 5.0}, "rotary_base gives rope_theta = 5.0 and rope_parameters"),
+    ):
+        with pytest.raises(WeightsError) as caught:
+            family.read(raw | change, "x", acorn)
+        assert message in str(caught.value)
 
 
 def test_a_parameter_without_a_tensor_and_a_folder_of_another_family_are_refused(acorn):

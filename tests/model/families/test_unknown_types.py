@@ -114,6 +114,9 @@ def test_all_reasons_are_named_and_no_family_file_that_cannot_help(tmp_path, raw
         published("Llama-3.2-1B-Instruct", model_type="aquila"),
         published("Qwen3-0.6B", model_type="x", n_layers=28, d_model=1024),
         {"model_type": "x", "n_embd": 64, "n_layer": 2, "n_head": 4, "vocab_size": 100},
+        {"model_type": "x", "d_model": 64, "moe_num_experts": 8, "moe_top_k": 2},
+        {"model_type": "x", "num_selected_experts": 2, "n_experts": 8, "expert_ffn_hidden_size": 9},
+        published("Mixtral-8x7B-v0.1", model_type="x", moe_k=2, moe_intermediate_size=64),
     ],
 )
 def test_a_family_file_is_proposed_where_names_alone_differ(tmp_path, raw):

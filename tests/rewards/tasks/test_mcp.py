@@ -10,8 +10,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from compass_jax.base.chat.base import find_format
 from compass_jax.base.chat.calls import ToolCall
+from compass_jax.config.chat import find_format
 from compass_jax.rewards.tasks.environment import EnvironmentFault
 from compass_jax.rewards.tasks.tools import MOST_CHARS, ToolError
 

@@ -8,8 +8,9 @@ import re
 from json import dumps
 
 from compass_jax.base.aliases import Json, JsonMapping
-from compass_jax.base.chat.base import AUTO, find_format
+from compass_jax.base.chat.base import AUTO
 from compass_jax.base.untrusted import UntrustedError, parse_json
+from compass_jax.config.chat import find_format
 from compass_jax.config.kinds import (
     FINAL_FORM,
     NOTHING,

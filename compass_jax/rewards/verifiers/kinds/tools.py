@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from compass_jax.base.aliases import Json, JsonMapping, JsonObject
-from compass_jax.base.chat.base import AUTO, Message, find_format
+from compass_jax.base.chat.base import AUTO, Message
 from compass_jax.base.chat.calls import ToolCall, read_call
 from compass_jax.base.untrusted import parse_json
+from compass_jax.config.chat import find_format
 from compass_jax.config.kinds import Example, Form, Kind, complaints, one_of
 from compass_jax.rewards.verifiers.extract import tagged_text
 from compass_jax.rewards.verifiers.values import equal, without_nulls
