@@ -26,6 +26,7 @@ NEEDS = {
     "minutes",
     "a server that stays",
     "a model of your own",
+    "an engine of your own",
     "several machines",
 }
 _BLOCK = re.compile(
