@@ -30,7 +30,7 @@ from typing import Any
 Fields = dict  # a JSON object
 Tell = Callable[..., None]
 Ask = Callable[[Fields], Awaitable[tuple[int, str]]]
-CallTool = Callable[[str, Fields], Awaitable[object]]
+CallTool = Callable[[str, Fields], Awaitable[Any]]
 MOST_DETAIL = 2000  # characters of an error
 MODEL = "policy"
 OWN_OPTIONS = ("env", "renderer")
@@ -76,7 +76,7 @@ def share_connections() -> None:
     from openai import AsyncOpenAI
     from verifiers.v1.clients import base, train
 
-    pools: list[object] = []
+    pools: list[Any] = []
 
     def build(config: Any) -> object:
         if not pools:
@@ -98,8 +98,9 @@ def rows_of(tasks: Sequence[Fields] | Iterator[Fields]) -> Iterator[Fields]:
     known: set[str] = set()
     for fields in tasks:
         prompt = fields.get("prompt")
-        named = isinstance(prompt, str) and prompt and prompt not in known
-        text = prompt if named else json.dumps(fields, sort_keys=True)
+        text = prompt if isinstance(prompt, str) else ""
+        if not text or text in known:
+            text = json.dumps(fields, sort_keys=True)
         known.add(text)
         yield {"prompt": text[:100_000], "data": json.dumps(fields)}
 
