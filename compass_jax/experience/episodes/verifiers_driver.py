@@ -95,11 +95,10 @@ def rows_of(tasks: Sequence[Fields] | Iterator[Fields]) -> Iterator[Fields]:
     """Yields the rows of tasks' data. A task is known by its prompt, and without one, or with that
     of an earlier task, by all its fields: each game of Wordle has the same prompt.
     """
-    known: set[str] = set()
+    known = {""}
     for fields in tasks:
-        prompt = fields.get("prompt")
-        text = prompt if isinstance(prompt, str) else ""
-        if not text or text in known:
+        text = fields.get("prompt")
+        if not isinstance(text, str) or text in known:
             text = json.dumps(fields, sort_keys=True)
         known.add(text)
         yield {"prompt": text[:100_000], "data": json.dumps(fields)}
