@@ -1,5 +1,5 @@
-"""The task of `compass demo`: the prompts of mostly_hard_cpu, of which 58% are too hard, a shorter
-cold start, and the recipe of benchmarks/unlabelled_accuracy.py.
+"""The task of `compass demo`: the prompts of mostly_hard_cpu, of which 58% are too hard, its cold
+start, and the recipe of benchmarks/unlabelled_accuracy.py.
 
     compass demo        the cold start, RL by this recipe and by plain GRPO, export and page
 
@@ -28,16 +28,6 @@ def demo_cpu() -> RunConfig:
         base,
         name="demo_cpu",
         data=replace(base.data, eval_prompts=240),
-        sft=replace(
-            base.sft,
-            # two thirds of mostly_hard_cpu's bare answers, so that fewer examples teach the steps
-            answers=tuple((name, count, 2 * times // 3) for name, count, times in base.sft.answers),
-            steps=640,
-            batch=39,
-            # 21 short and 18 long rows an update: two programs to compile
-            buckets=(56, 136),
-            micro_batch_tokens=36 * 136,
-        ),
         rl=replace(
             base.rl,
             steps=100,  # the demo ends a run at TOKENS
