@@ -52,10 +52,10 @@ hard, seeds 310 to 319, which nothing has used. GRPO and the candidate, whole; u
     more than the budget), replay of groups, one label, and each piece alone that was run on all
     tuning seeds; whole, no average.
 easy, short, seeds 310 to 314: GRPO and the candidate, whole.
-    (Again, in unlabelled_again.jsonl: seeds 310 to 314 after selection took half its time, with cold
-    starts made anew, since the first minutes were taken beside other work. Two runs at once and
-    nothing beside those of `hard`; beside `easy`, for half of the time, and the oracle there was
-    other work on one core. Controls pair with these runs.)
+    (Again, in unlabelled_again.jsonl: seeds 310 to 314 after selection took half its time, with
+    cold starts made anew, since the first minutes were taken beside other work. Two runs at once
+    and nothing beside those of `hard`; beside `easy`, for half of the time, and beside the oracle
+    there was other work on one core. Controls pair with these runs.)
 
 Measures, paired by seed. First passage: the tokens (minutes) at which the curve's means first reach
 start + 0.9 x GRPO's gain (its last mean minus the start); a run that does not counts with its whole
