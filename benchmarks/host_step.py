@@ -14,11 +14,10 @@ their seconds are not counted: what is measured is the code between a step's pro
     plan_s         of that, the micro-batches of all updates
 
 Seconds are the processor's, of all threads, so that other programs on the machine change them less,
-and those of a second step.
-`host_s` is their sum. `programs_s` are the seconds of the programs that prepare an
-update and compare log-probs, which run on the chips of a pod and here on the processor, and
-`programs_gib` the arrays that they take from the host; they are no part of `host_s`. A row for each
-size is appended to benchmarks/results/host_step.jsonl.
+and those of a second step. `host_s` is their sum. `programs_s` are the seconds of the programs that
+prepare an update and compare log-probs, which run on the chips of a pod and here on the processor,
+and `programs_gib` the arrays that they take from the host; they are no part of `host_s`. A row for
+each size is appended to benchmarks/results/host_step.jsonl.
 """
 
 from __future__ import annotations
