@@ -32,14 +32,12 @@ import numpy as np
 
 from benchmarks import experiments, rl_runs
 from benchmarks.tokens_to_accuracy import Change, compose, with_fields
-from benchmarks.unlabelled import training_prompts
 from benchmarks.unlabelled_accuracy import RECIPE, Experiment, Run, candidate, joined
 from benchmarks.unlabelled_accuracy import RESULTS as ACCURACY
 from benchmarks.unlabelled_report import Row
 from compass_jax.config import RunConfig
 from compass_jax.config.entropy import EntropyConfig
-from compass_jax.data.prompts import heldout_prompts
-from compass_jax.data.tokenizer import load_tokenizer
+from compass_jax.data.questions import questions
 from compass_jax.devices.allocator import tune_allocator
 from compass_jax.experience.evaluate import evaluate_weights
 from compass_jax.runs.compiled import keep_programs
@@ -80,11 +78,15 @@ class Ends(Experiment):
             "end": round(end.avg_at_k, 5),
             "frontier": sorted(frontier),
             "frontier_prompts": len(last),
-            "equal": round(float(np.mean([equal_triples(texts(x)) for x in last])), 4),
-            "entropy": [
-                round(float(np.nanmean(x)), 5) for x in (entropy[:tenth], entropy[-tenth:])
-            ],
+            "equal": _mean([equal_triples(texts(x)) for x in last]),
+            "entropy": [_mean(entropy[:tenth]), _mean(entropy[-tenth:])],
         }
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    """Returns the mean of the finite values; None where there are none, as in a smoke run."""
+    finite = [x for x in values if math.isfinite(x)]
+    return round(float(np.mean(finite)), 5) if finite else None
 
 
 def texts(row: dict[str, Any]) -> list[str]:
@@ -108,9 +110,7 @@ def frontier_of(start: Sequence[dict[str, Any]], kinds: dict[str, str]) -> set[s
 
 def _kinds(labelled: RunConfig) -> dict[str, str]:
     """Returns the label of each question."""
-    tokenizer = load_tokenizer(labelled.data, labelled.model.vocab_size)
-    heldout = heldout_prompts(labelled.data, tokenizer, labelled.seed, lambda _: None)
-    return {x.question: x.label for x in [*training_prompts(labelled), *heldout]}
+    return {x.text: x.label for x in questions(labelled.data, labelled.seed, lambda _: None)}
 
 
 def _rows(file: Path) -> list[dict[str, Any]]:
@@ -127,6 +127,7 @@ def report(rows: Sequence[Row]) -> str:
     lines = ["| arm | seeds | equal | ratio | end | difference of the end (se) |", "|" + "---|" * 6]
     for arm in ARMS:
         seeds = [seed for name, seed in of if name == arm and ("candidate", seed) in of]
+        seeds = [seed for seed in seeds if of["candidate", seed]["equal"]]
         if not seeds:
             continue
         runs, base = ([of[x, seed] for seed in seeds] for x in (arm, "candidate"))
