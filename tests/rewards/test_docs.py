@@ -8,6 +8,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+from howto_code import write_code
 from test_weighted import prompt, scored
 
 from compass_jax.commands.cli import main
@@ -46,9 +47,11 @@ def test_the_functions_judge(name, tmp_path):
     assert ("short" in got["7"].components) == (name == "score")
 
 
-def test_the_task_gives_prompts_and_judges(tmp_path):
-    (tmp_path / "t.py").write_text(block("task = Task("))
-    data = DataConfig(sources=(TaskSource(f"{tmp_path}/t.py:task"),))
+def test_the_task_of_its_page_gives_prompts_and_judges_by_weights(tmp_path):
+    file = write_code("task.md", "letters.py", tmp_path)
+    weighted = file.read_text().replace(", score)", ', {score: 1.0, "format": 0.2})')
+    file.write_text(weighted)
+    data = DataConfig(sources=(TaskSource(f"{file}:task"),))
     assert questions(data, 0)[0].text == "Write a word of 2 letters."
     with Scorer(RewardConfig(timeout_s=20.0), data) as scorer:
         scorer.submit(0, prompt(letters=2), "<think>a</think><answer>b</answer>")
@@ -96,4 +99,4 @@ def test_the_commands_judge_and_the_first_prints_what_stands_there(capsys):
         assert main(shlex.split(line)[1:]) == 0, line
         outputs.append(capsys.readouterr().out)
     assert outputs[0] == printed
-    assert ["reward      1\n" in out for out in outputs] == [False, True, False, True]
+    assert ["reward      1\n" in out for out in outputs] == [False, True, False, True, True]
