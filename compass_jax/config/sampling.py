@@ -64,6 +64,11 @@ class SamplingConfig(ReplayConfig):
     """Number of further prompts in flight, whose unfinished samples continue in the next step;
     needs rl.correction.
     """
+    verdict_ticks: Annotated[int, Range(0, 64)] = 1
+    """Number of the engine's ticks after which a finished sample's verdict can start further samples
+    of its group (growth, screening) in the same rollout; 0: they start when the rollout has ended,
+    as they do where a judge gives verdicts.
+    """
     hooks: tuple[StepHook, ...] = ()
     """Your own hooks, which are called in each step (docs/howto/hook.md)."""
     step_policy: StepPolicy | None = None

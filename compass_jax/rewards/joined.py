@@ -43,6 +43,11 @@ class ScorerWrapper:
         """The scorer that runs the workers."""
         return self._scorer.workers
 
+    @property
+    def workers_only(self) -> bool:
+        """Whether all verdicts come from workers, in seconds and without the engine."""
+        return self._scorer.workers_only
+
     def wait_ready(self) -> None:
         """Waits until this process's workers have finished their imports."""
         self._scorer.wait_ready()
@@ -110,6 +115,11 @@ class JoinedScorer(ScorerWrapper):
     def asker(self) -> Asker | None:
         """The judge's asker; None without a generative judge."""
         return self.judge.asker if isinstance(self.judge, Judge) else None
+
+    @property
+    def workers_only(self) -> bool:
+        """Whether there is no judge."""
+        return self.judge is None
 
     @property
     def slow(self) -> bool:

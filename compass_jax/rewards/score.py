@@ -65,6 +65,7 @@ class Scorer:
     """
 
     slow = False  # verdicts take seconds at most
+    workers_only = True  # no judge
 
     def __init__(
         self,

@@ -28,8 +28,9 @@ class Collection:
     c of a new one). `sample_keys` restricts the samples (None: all). The order of the samples does
     not change them, because keys belong to samples and not to slots.
 
-    After each tick `admit` gets the samples that finished in it and returns further ones, of these
-    prompts, which start while the others decode. A sample can be asked for once.
+    After each tick `admit` gets the samples that finished in it, which were yielded before, and
+    returns further ones, of these prompts, which start while the others decode. A sample can be
+    asked for once.
 
     The collection ends after the tick at which `enough` returns true. `abort` then returns the
     unfinished samples. They can be `carried` into a later collection, with the buffer of their
@@ -80,10 +81,10 @@ class Collection:
         self._add_new(self._known if self.sample_keys is None else self.sample_keys)
         while self.busy and not (self.enough is not None and self.enough()):
             done = self._step()
-            if self.admit is not None:
-                self._admit(self.admit(done))
             self.stats.seconds = time.perf_counter() - started
             yield from done
+            if self.admit is not None:
+                self._admit(self.admit(done))
         self.stats.seconds = time.perf_counter() - started
 
     @property

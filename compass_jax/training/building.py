@@ -23,6 +23,7 @@ from compass_jax.data.stream import PromptStream
 from compass_jax.data.tokenizer import load_tokenizer
 from compass_jax.devices.distributed import from_main_process
 from compass_jax.devices.sharding import Placement, placements
+from compass_jax.experience.admission import OpenCollector
 from compass_jax.experience.collect import Collector, new_buffer
 from compass_jax.experience.drafts import DraftStore, check_turns
 from compass_jax.experience.episodes.collection import EpisodeCollection
@@ -129,7 +130,7 @@ class Building:
             checkpoints.needed_step = hooks.find(Guard).before_window
         sampling = rl.sampling, config.rewards, config.seed
         lengths = history.expected_length
-        collect = Collector(engine, self._scorer(), turns, lengths, *sampling, self.collection)
+        collect = OpenCollector(engine, self._scorer(), turns, lengths, *sampling, self.collection)
         self.collect = collect
         if self.drafts is not None:
             collect.decided = self.drafts.decided

@@ -22,8 +22,9 @@ from compass_jax.config import (
     named_correction,
 )
 from compass_jax.experience import collect, saved_samples
+from compass_jax.experience.admission import OpenCollector
 from compass_jax.experience.buffer import ExperienceBuffer
-from compass_jax.experience.collect import Collector, results_of
+from compass_jax.experience.collect import results_of
 from compass_jax.experience.step_policies.plain import Plain
 from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.experience.turns import Turns
@@ -113,11 +114,12 @@ ROUTES = (
 
 class World:
     """A source of prompts, verdicts and samples without a model. `batches`: the samples of each
-    batch; `finished`: the finished samples.
+    batch; `finished`: the finished samples; `ticks`: those of all batches.
     """
 
-    def __init__(self, name, stop_at=None):
-        self.config, self.stop_at = CONFIGS[name], stop_at
+    def __init__(self, name, stop_at=None, verdict_ticks=0, slots=SLOTS):
+        self.config = replace(CONFIGS[name], verdict_ticks=verdict_ticks)
+        self.stop_at, self.slots, self.ticks = stop_at, slots, 0
         self.place, self.batches, self.finished, self.verdicts = 0, [], [], []
 
     def new_buffer(self):
@@ -138,7 +140,7 @@ class World:
         return self.stop_at is not None and len(self.finished) >= self.stop_at
 
     # the methods of a verifier
-    slow = False
+    slow, workers_only = False, True
 
     def submit(self, key, prompt, response):
         self.verdicts.append((key, Score(drawn(key)[1], True)))
@@ -152,7 +154,7 @@ class World:
         return Batch(self, prompts, SimpleNamespace(**options))
 
     def collector(self):
-        return Collector(
+        return OpenCollector(
             self,
             self,
             Turns(lambda tokens: "", lambda says, turn: list(says), LENGTH),
@@ -169,7 +171,7 @@ class Slow(World):
     such a call.
     """
 
-    slow = True
+    slow, workers_only = True, False
 
     def __init__(self, name, stop_at=None):
         super().__init__(name, stop_at)
@@ -189,7 +191,7 @@ class Slow(World):
 
 
 class Batch:
-    """A batch with five slots, in which each sample gets one token a tick."""
+    """A batch in which each sample gets one token a tick."""
 
     def __init__(self, world, prompts, options):
         self.world, self.options = world, options
@@ -197,20 +199,23 @@ class Batch:
         carried_lengths = {r.key: len(r.response) for r in options.carried}
         prompts = {p.key: p for p in prompts}
         self.prompts, self.versions = prompts, {r.key: r.versions[3:] for r in options.carried}
-        keys = options.sample_keys
-        self.waiting = sorted(keys, key=lambda k: (k not in carried_lengths, k[1], k[0], k.index))
-        self.running = {}
+        self.running, self.waiting = {}, []
         self.carried_lengths = carried_lengths
+        self.add(options.sample_keys)
         world.batches.append(sorted(options.sample_keys))
+
+    def add(self, keys):
+        of_carried = self.carried_lengths
+        self.waiting += sorted(keys, key=lambda k: (k not in of_carried, k[1], k[0], k.index))
 
     def __iter__(self):
         while self.waiting or self.running:
             if self.options.enough():
                 return
-            while self.waiting and len(self.running) < SLOTS:
+            while self.waiting and len(self.running) < self.world.slots:
                 key = self.waiting.pop(0)
                 self.running[key] = self.carried_lengths.get(key, 0)
-            done = []
+            done, self.world.ticks = [], self.world.ticks + 1
             for key in list(self.running):
                 self.running[key] += 1
                 if self.running[key] >= drawn(key)[0]:
@@ -218,6 +223,8 @@ class Batch:
             for rollout in done:
                 self.world.finished.append(rollout.key)
                 yield rollout
+            if hasattr(self.options, "admit"):
+                self.add(self.options.admit(done))
 
     def rollout(self, key, n):
         prompt, old_versions = self.prompts[key[:2]], self.versions.get(key, np.zeros(0, np.int32))
@@ -321,6 +328,25 @@ def test_a_stop_at_any_sample_leads_to_the_same_decisions(undisturbed, name):
         assert run(world) == expected, at
         # no finished sample was run again
         assert Counter(world.finished) == Counter(baseline.finished)
+
+
+@pytest.mark.parametrize("ticks", [1, 3])
+@pytest.mark.parametrize("name", IN_ROUNDS)
+def test_further_samples_in_the_same_rollout_are_those_of_rounds(undisturbed, name, ticks):
+    """The same decisions on the same samples, without a stop and with one at any sample."""
+    expected, in_rounds = undisturbed[name]
+    world = World(name, verdict_ticks=ticks)
+    assert run(world) == expected
+    assert Counter(world.finished) == Counter(in_rounds.finished)
+    for at in range(1, len(world.finished) + 1, 3):
+        stopped = World(name, stop_at=at, verdict_ticks=ticks)
+        assert run(stopped) == expected, at
+        assert Counter(stopped.finished) == Counter(world.finished)
+
+
+def test_further_samples_in_the_same_rollout_take_fewer_ticks():
+    in_rounds, world = World("growth", slots=64), World("growth", slots=64, verdict_ticks=1)
+    assert run(world) == run(in_rounds) and world.ticks < in_rounds.ticks
 
 
 @pytest.mark.parametrize("name", IN_ROUNDS)

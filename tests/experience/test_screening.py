@@ -93,14 +93,14 @@ RIGHT, WRONG, BETWEEN = 1.0, 0.0, 0.5
 
 def reference_size(policy, first_scores, n, prior):
     """Returns the size of a group by the rule of Screening's docstring, in float64: `first_scores`
-    are its scores so far, of which the first n0 alone decide, once all of them are there.
+    are its scores so far, of which the first n0 alone decide: once two differ, or all are there.
     """
     decisive = list(first_scores)[: policy.n0]
-    if len(decisive) < policy.n0 or NOT_YET in decisive:
-        return policy.n0
-    rewards = np.array([x for x in decisive if x is not UNKNOWN], np.float64)
+    rewards = np.array([x for x in decisive if x not in (UNKNOWN, NOT_YET)], np.float64)
     if rewards.size and np.ptp(rewards) > 1e-6:
         return n
+    if len(decisive) < policy.n0 or NOT_YET in decisive:
+        return policy.n0
     a, b = np.array((1.0, 1.0) if BETWEEN in rewards else prior, np.float64)
     a, b = a + np.sum(rewards > WRONG), b + np.sum(rewards == WRONG)
     i = np.arange(n - policy.n0, dtype=np.float64)
@@ -118,7 +118,7 @@ def reference_size(policy, first_scores, n, prior):
     [Screening(n0=2), Screening(), Screening(n0=3, min_chance=0.9, min_chance_hard=0.1), STRICT],
 )
 def test_every_sequence_of_scores_decides_as_the_float64_reference(policy, prior):
-    """Also sequences of n0 - 1 scores, which may vary already and decide nothing."""
+    """Also sequences of fewer than n0 scores, which decide where they vary already."""
     sizes = Counter()
     for length in range(policy.n0 + 2):
         for scores in itertools.product((RIGHT, WRONG, BETWEEN, UNKNOWN, NOT_YET), repeat=length):
@@ -129,11 +129,11 @@ def test_every_sequence_of_scores_decides_as_the_float64_reference(policy, prior
 
 
 @pytest.mark.parametrize("policy", [Screening(n0=2), Screening(), Screening(n0=7)])
-def test_a_group_waits_for_all_of_its_first_scores(policy):
-    for scores in ([WRONG] * (policy.n0 - 1), [WRONG, RIGHT, WRONG, RIGHT, WRONG, RIGHT]):
-        early = scores[: policy.n0 - 1]
-        assert size(policy, early) == policy.n0
-        assert size(policy, [*early, NOT_YET, RIGHT, WRONG]) == policy.n0
+def test_a_group_waits_for_all_of_its_first_scores_unless_two_differ(policy):
+    early = [WRONG] * (policy.n0 - 1)
+    assert size(policy, early) == policy.n0
+    assert size(policy, [*early, NOT_YET, RIGHT, WRONG]) == policy.n0
+    assert size(policy, [NOT_YET, *early[1:], RIGHT]) == (8 if early[1:] else policy.n0)
 
 
 LEVEL = Screening(n0=2, min_chance=0.9, min_chance_hard=0.4, rounds=3)

@@ -73,10 +73,11 @@ class Screening(InRounds):
 
     def grow(self, inputs: StepInputs, group: GroupKey) -> int:
         """Returns n0, or rl.group_size for a group that continues."""
-        # Only the first n0 scores count, so that later ones do not change the decision.
+        # Only the first n0 scores count, so that later ones do not change the decision; two that
+        # differ decide it before the others are known.
         first = inputs.scores(group)[: self.n0]
         scores = [score for score in first if score is not None]
-        if len(scores) < self.n0:
+        if len(scores) < self.n0 and not _differ(scores):
             return self.n0
         continues = self._continues(inputs, group, scores)
         return inputs.sampling.group_size if continues else self.n0
