@@ -13,6 +13,7 @@ from compass_jax.config.step_policy import StepPolicy, built_in_policy
 from compass_jax.config.updates import Batch
 
 Samples = Annotated[int, Range(0, 65_536)]
+VerdictTicks = Annotated[int, Range(0, 64)]
 MAX_SAMPLES = 2**24  # maximum samples of a round
 
 
@@ -64,10 +65,10 @@ class SamplingConfig(ReplayConfig):
     """Number of further prompts in flight, whose unfinished samples continue in the next step;
     needs rl.correction.
     """
-    verdict_ticks: Annotated[int, Range(0, 64)] = 1
-    """Number of the engine's ticks after which a finished sample's verdict can start further samples
-    of its group (growth, screening) in the same rollout; 0: they start when the rollout has ended,
-    as they do where a judge gives verdicts.
+    verdict_ticks: VerdictTicks | None = 0
+    """Number of further decode calls after which the verdict on a finished sample can start further
+    samples of its group (growth, screening) in the same rollout; 0: the next call waits for it.
+    none: they start when the rollout has ended, as they do where a judge gives verdicts.
     """
     hooks: tuple[StepHook, ...] = ()
     """Your own hooks, which are called in each step (docs/howto/hook.md)."""

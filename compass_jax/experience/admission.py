@@ -5,8 +5,8 @@ they ask for start when the last sample of the whole rollout has ended, and the 
 are empty until then. Here they start in the same rollout, as soon as their own group is decided.
 They are the same samples: a key determines its sample, and the policy sees the same scores.
 
-A verdict is used rl.verdict_ticks ticks of the engine after its sample ended, or at once where
-nothing else runs; it is waited for. So no decision depends on a clock, and all processes admit the
+A verdict is used rl.verdict_ticks decode calls after the one in which its sample ended, or at once
+where nothing else runs; it is waited for. So no decision depends on a clock, and all processes admit the
 same samples at the same tick.
 """
 
@@ -27,7 +27,7 @@ from compass_jax.rewards.joined import AnyScorer
 
 class OpenCollector(Collector):
     """A Collector that admits further samples while others decode. Rounds remain where
-    rl.verdict_ticks is 0, and for verdicts of a judge, which may take minutes or the engine itself.
+    rl.verdict_ticks is None, and for verdicts of a judge, which may take minutes or the engine itself.
     """
 
     def _sample(
@@ -37,9 +37,10 @@ class OpenCollector(Collector):
         missing: Sequence[SampleKey],
         *settings: Any,
     ) -> None:
-        if self.sampling.verdict_ticks == 0 or not self.scorer.workers_only:
+        ticks = self.sampling.verdict_ticks
+        if ticks is None or not self.scorer.workers_only:
             return super()._sample(buffer, calls, missing, *settings)
-        batcher, ticks = self.batcher, self.sampling.verdict_ticks
+        batcher = self.batcher
         admission = Admission(buffer, calls, self.scorer, self.turns, missing, ticks)
         self.batcher = partial(batcher, admit=admission)
         try:

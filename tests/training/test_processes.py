@@ -25,6 +25,10 @@ from compass_jax.weights.hf import save_params
 MESH = ("--mesh.fsdp", "2", "--mesh.expert", "2", "--mesh.tensor", "2")
 
 
+# An extreme and a norm show the float32 sums that another number of processes orders otherwise.
+LOOSER = {"policy/ratio_max": 1e-4, "grad_norm": 1e-4}
+
+
 def compare(actual, expected, tolerance=1e-5):
     assert len(actual) == len(expected) > 0
     for row, expected_row in zip(actual, expected, strict=True):
@@ -33,8 +37,9 @@ def compare(actual, expected, tolerance=1e-5):
             if expected_row[name] is None:
                 assert row[name] is None
                 continue
+            near = max(tolerance, LOOSER.get(name, 0.0))
             np.testing.assert_allclose(
-                row[name], expected_row[name], rtol=tolerance, atol=tolerance, err_msg=name
+                row[name], expected_row[name], rtol=near, atol=near, err_msg=name
             )
 
 
