@@ -469,7 +469,7 @@ class Merge(Compiling):
     out: Folder
     """New folder for the merged model, or for the sweep."""
     method: Named = "ties"
-    """Method: ties, linear or task-arithmetic."""
+    """Method: ties or linear."""
     weights: Annotated[tuple[float, ...] | None, arg(metavar="FLOAT [FLOAT ...]")] = None
     """Factor of each model (default: 1)."""
     density: Annotated[tuple[float, ...] | None, arg(metavar="FLOAT [FLOAT ...]")] = None
