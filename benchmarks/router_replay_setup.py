@@ -20,7 +20,6 @@ from compass_jax.config import (
     ZeroVarianceConfig,
     named_correction,
 )
-from compass_jax.config.stages import Import, Sft
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.weights.gguf_folder import import_gguf
 from compass_jax.weights.hf_config import read_hf_config
@@ -116,13 +115,12 @@ def smollm2(out: Path) -> Setup:
     configs/smollm2_135m_cpu.py. The gap is measured before the first update.
     """
     imported, sft_stage = smollm2_135m_cpu.pipeline().stages[:2]
-    assert isinstance(imported, Import) and isinstance(sft_stage, Sft)
     dense, sparse = out / "dense", out / "sparse"
     if not sparse.exists():
         if not dense.exists():
-            import_gguf(imported.file, dense)
+            import_gguf(imported.settings["file"], dense)
         upcycle(dense, sparse, experts=4, top_k=2, noise=0.05)
-    run, sft = sft_stage.run, sft_stage.run.sft
+    run: RunConfig = sft_stage.settings["run"]
     return Setup(
         dataclasses.replace(
             run,
@@ -130,7 +128,7 @@ def smollm2(out: Path) -> Setup:
             model=read_hf_config(sparse),
             init_from=str(sparse),
             data=dataclasses.replace(run.data, tokenizer=str(sparse)),
-            sft=dataclasses.replace(sft, steps=24, procedural=(("legs", 384, 1),)),
+            sft=dataclasses.replace(run.sft, steps=24, procedural=(("legs", 384, 1),)),
             rl=RLConfig(
                 steps=1,
                 prompts_per_step=16,

@@ -42,7 +42,6 @@ from compass_jax.apps.pipeline.agreement import RULINGS, judged, own_judge, repo
 from compass_jax.apps.pipeline.train_judge import Rated
 from compass_jax.commands.configs import smollm2_135m_cpu
 from compass_jax.config import RunConfig, apply
-from compass_jax.config.stages import Import
 from compass_jax.data.pairs import split_pairs
 from compass_jax.devices.allocator import tune_allocator
 from compass_jax.rewards.judges.agreement import Agreement
@@ -221,8 +220,7 @@ class Trial:
         self.model = str(out / "model")
         if not Path(self.model).exists():
             imported = smollm2_135m_cpu.pipeline().stages[0]
-            assert isinstance(imported, Import)
-            import_gguf(imported.file, self.model)
+            import_gguf(imported.settings["file"], self.model)
         draw = random.Random(f"{seed} {NAME}")
         all_facts = [(kind, thing) for kind in KINDS for thing in kind.facts]
         draw.shuffle(all_facts)

@@ -41,7 +41,6 @@ from compass_jax.config import (
     ZeroVarianceConfig,
     named_correction,
 )
-from compass_jax.config.stages import Import, Rl, Sft
 from compass_jax.devices.allocator import tune_allocator
 from compass_jax.rl.objectives.grpo import Grpo
 from compass_jax.runs.compiled import keep_programs
@@ -92,16 +91,14 @@ class Elsewhere(Experiment):
             accuracy = cold_start(config)
             return dataclasses.replace(config, init_from=config.directory), accuracy
         imported, _, reinforced, *_ = smollm2_135m_cpu.pipeline().stages
-        assert isinstance(imported, Import) and isinstance(reinforced, Rl)
-        assert isinstance(reinforced.run, RunConfig)
         model = self.cold_starts / "model"
         with lock(model, wait_s=600):
             if not model.exists():
-                import_gguf(imported.file, model)
+                import_gguf(imported.settings["file"], model)
         config = words_config(seed, model, folder, self.smoke)
         accuracy = cold_start(config)
-        config = dataclasses.replace(config, lora=reinforced.run.lora, init_from=config.directory)
-        return config, accuracy
+        lora = reinforced.settings["run"].lora
+        return dataclasses.replace(config, lora=lora, init_from=config.directory), accuracy
 
 
 def sums_config(seed: int, folder: Path, smoke: bool) -> RunConfig:
@@ -137,9 +134,7 @@ def words_config(seed: int, model: Path, folder: Path, smoke: bool) -> RunConfig
     without the step size.
     """
     taught = smollm2_135m_cpu.pipeline().stages[1]
-    assert isinstance(taught, Sft)
-    run, sft = taught.run, taught.run.sft
-    assert isinstance(run, RunConfig)
+    run: RunConfig = taught.settings["run"]
     sources = (*run.data.sources, HARD)
     return dataclasses.replace(
         run,
@@ -157,7 +152,7 @@ def words_config(seed: int, model: Path, folder: Path, smoke: bool) -> RunConfig
             run.data, sources=sources, eval_prompts=4 if smoke else 160, tokenizer=str(model)
         ),
         sft=dataclasses.replace(
-            sft,
+            run.sft,
             procedural=(("legs", 192, 1), ("many_legs", 64, 1)),
             steps=1 if smoke else 16,
             buckets=(128, PROMPT + ANSWER),

@@ -32,7 +32,6 @@ from benchmarks.experiments import commit
 from compass_jax.commands.configs import smollm2_135m_cpu
 from compass_jax.config import RunConfig
 from compass_jax.config.data import HELDOUT
-from compass_jax.config.stages import Evaluate, Rl
 from compass_jax.data.prompts import train_prompts
 from compass_jax.data.tokenizer import Tokenizer
 from compass_jax.devices.allocator import tune_allocator
@@ -55,9 +54,9 @@ def score(response, answer):
 def configs(model: str) -> tuple[RunConfig, RunConfig]:
     """Returns the pipeline's configurations of RL and of the evaluation, with a tokenizer."""
     _, _, rl, evaluation, _ = smollm2_135m_cpu.pipeline().stages
-    assert isinstance(rl, Rl) and isinstance(evaluation, Evaluate)
     with_tokenizer = [
-        replace(run, data=replace(run.data, tokenizer=model)) for run in (rl.run, evaluation.run)
+        replace(run, init_from="", data=replace(run.data, tokenizer=model))
+        for run in (rl.settings["run"], evaluation.settings["run"])
     ]
     return with_tokenizer[0], with_tokenizer[1]
 

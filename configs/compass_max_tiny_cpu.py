@@ -12,9 +12,21 @@ instructions are single tokens of its tokenizer. The verifier then only measures
 are reward/gold/mean. docs/results.md has the results, stage by stage.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from compass_jax.apps.pipeline.stages import Pipeline
+from compass_jax.apps.pipeline.work import (
+    evaluate,
+    export,
+    merge,
+    prepare,
+    rl,
+    rows,
+    sft,
+    train_judge,
+)
 from compass_jax.config import (
     ComputeConfig,
     DataConfig,
@@ -34,40 +46,28 @@ from compass_jax.config import (
     TaskSource,
     ZeroVarianceConfig,
 )
-from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.config.prepare import PrepareConfig
-from compass_jax.config.stages import (
-    Evaluate,
-    Export,
-    Merge,
-    Prepare,
-    Rl,
-    Rows,
-    Sft,
-    TrainJudge,
-)
 from compass_jax.rl.objectives.espo import Espo
 
 TOKENIZER = str(Path(__file__).resolve().parent / "tiny_judge_tokenizer")
 LESSONS = "compass_jax.commands.configs.tiny_tasks.lessons"
-SEEN = (("seed", 1),)  # the base's rows differ from the parents'
-HASTY = (("each", 1500), ("worked", 0.25), ("hasty", True))
-
-
-def _eval_set(name: str, rows: str) -> EvalSet:
-    return EvalSet(name, (FileSource(f"stage:{rows}/rows.jsonl", label=name, verifier="exact"),))
-
-
 SUMS = TaskSource(f"{LESSONS}:sums", label="sums")
 # each comes twice in a pass: sums are a fifth of the prompts
 PRICES = TaskSource(f"{LESSONS}:prices", label="prices", repeat=2, gold="exact")
-SETS = (_eval_set("reasoning", "asked-chains"), _eval_set("domain", "asked-prices"))
 
 
-def _run(name: str) -> RunConfig:
-    """Returns the settings that all stages share: 8 experts, top-2, 3 layers, 0.4M parameters."""
+def _run(name: str, asked: Sequence[str], weights: str = "") -> RunConfig:
+    """Returns the settings that all stages share: 8 experts, top-2, 3 layers, 0.4M parameters.
+
+    asked: files of the evaluation sets. weights: what the stage starts from.
+    """
+    sets = tuple(
+        EvalSet(label, (FileSource(file, label=label, verifier="exact"),))
+        for label, file in zip(("reasoning", "domain"), asked, strict=True)
+    )
     return RunConfig(
         name=name,
+        init_from=weights,
         model=ModelConfig(
             family="qwen3_moe",
             vocab_size=384,
@@ -86,7 +86,7 @@ def _run(name: str) -> RunConfig:
         rollout=RolloutConfig(
             slots=128, prompt_buckets=(56,), max_new_tokens=40, tokens_per_call=8, cache_bucket=32
         ),
-        data=DataConfig(eval_sets=SETS, eval_prompts=0, heldout_frac=0.0, tokenizer=TOKENIZER),
+        data=DataConfig(eval_sets=sets, eval_prompts=0, heldout_frac=0.0, tokenizer=TOKENIZER),
         rewards=RewardConfig(workers=1, timeout_s=5.0),
         evaluation=EvalConfig(k=4),
         show_samples_every=0,
@@ -94,13 +94,13 @@ def _run(name: str) -> RunConfig:
 
 
 def _sft_run(
-    name: str, rows: tuple[str, ...], steps: int, rate: float, batch: int = 32
+    run: RunConfig, files: tuple[str, ...], steps: int, rate: float, batch: int = 32
 ) -> RunConfig:
-    """Returns supervised fine-tuning on the rows of stages."""
+    """Returns supervised fine-tuning on files of rows."""
     return replace(
-        _run(name),
+        run,
         sft=SFTConfig(
-            files=tuple(f"stage:{name}" for name in rows),
+            files=files,
             steps=steps,
             batch=batch,
             buckets=(48, 88),
@@ -111,17 +111,8 @@ def _sft_run(
     )
 
 
-def _parent_run(name: str, parent_rows: str, base_rows: str) -> RunConfig:
-    """Returns the SFT of a parent on its rows, and on the base's rows of the other parent's
-    subject, so that it does not change there. Steps are small: parents near their base can be
-    merged.
-    """
-    return _sft_run(name, (parent_rows, base_rows), 150, 3e-4)
-
-
-def _run_with_long_prompts(name: str) -> RunConfig:
-    """Returns a run with room for the longest questions, those of evaluation and RL."""
-    run = _run(name)
+def _with_long_prompts(run: RunConfig) -> RunConfig:
+    """Returns the run with room for the longest questions, those of evaluation and RL."""
     return replace(run, rollout=replace(run.rollout, prompt_buckets=(64,)))
 
 
@@ -131,14 +122,15 @@ JUDGE_ROLLOUT = RolloutConfig(
 )
 
 
-def _judge_run() -> RunConfig:
+def _judge_run(run: RunConfig, pairs: str) -> RunConfig:
     """Returns SFT on the verdicts of pairs, then RL with the verdict as the answer."""
-    run = _sft_run("judge", (), 800, 2e-3)
+    run = _sft_run(run, (), 800, 2e-3)
+    sources = (FileSource(pairs, verifier="verdict"),)
     return replace(
         run,
-        data=DataConfig(heldout_frac=0.05, eval_prompts=200, tokenizer=TOKENIZER),
+        data=DataConfig(sources, heldout_frac=0.05, eval_prompts=200, tokenizer=TOKENIZER),
         rollout=JUDGE_ROLLOUT,
-        sft=replace(run.sft, buckets=(144, 208), micro_batch_tokens=3328),
+        sft=replace(run.sft, preferences=(pairs,), buckets=(144, 208), micro_batch_tokens=3328),
         rl=RLConfig(
             steps=4,
             prompts_per_step=32,
@@ -154,12 +146,12 @@ def _judge_run() -> RunConfig:
     )
 
 
-def _with_judge(run: RunConfig) -> RunConfig:
+def _with_judge(run: RunConfig, weights: str) -> RunConfig:
     """Returns a run with the judge's verdicts as rewards: an answer as good as the right number, a
     Tie, is right.
     """
     judge = EngineJudgeConfig(
-        "stage:judge",
+        weights,
         prompt_buckets=JUDGE_ROLLOUT.prompt_buckets,
         max_tokens=JUDGE_ROLLOUT.max_new_tokens,
         slots=JUDGE_ROLLOUT.slots,
@@ -167,11 +159,11 @@ def _with_judge(run: RunConfig) -> RunConfig:
     return replace(run, rewards=replace(run.rewards, judge=judge, right_at=0.5))
 
 
-def _rl_run(name: str, steps: int, *sources: TaskSource) -> RunConfig:
+def _rl_run(run: RunConfig, steps: int, *sources: TaskSource) -> RunConfig:
     """Returns RL by ESPO with router replay R3; curriculum, growth, shaping and RL-ZVP against
     groups without variance; two updates per rollout.
     """
-    run = _run_with_long_prompts(name)
+    run = _with_long_prompts(run)
     return replace(
         run,
         data=replace(run.data, sources=sources),
@@ -193,45 +185,62 @@ def _rl_run(name: str, steps: int, *sources: TaskSource) -> RunConfig:
     )
 
 
-def pipeline() -> PipelineConfig:
+def pipeline(folder: str = "runs/compass_max_tiny_cpu") -> Pipeline:
     """Returns the pipeline: rows, cleaning, base, two parents, their merge, RL with a verifier, a
     judge, RL with the judge, evaluation, export.
     """
-    clean = PrepareConfig(
-        ("stage:chains",), against=("stage:asked-chains",), reward="exact", similarity=0
+    stages = Pipeline(folder)
+
+    def lessons(name: str, function: str, **arguments: float) -> str:
+        return stages.add(name, rows, function=f"{LESSONS}:{function}", **arguments)
+
+    def clean(name: str, files: tuple[str, ...], against: tuple[str, ...], reward: str = "") -> str:
+        settings = PrepareConfig(files, against=against, reward=reward, similarity=0)
+        return stages.add(name, prepare, settings=settings)
+
+    asked = (
+        lessons("asked-chains", "asked_chains"),
+        lessons("asked-prices", "asked_prices"),
     )
-    shop = PrepareConfig(("stage:orders",), against=("stage:asked-prices",), similarity=0)
-    seen = ("stage:facts", "stage:base-chains", "stage:base-orders")
-    base = PrepareConfig(seen, against=("stage:asked-chains", "stage:asked-prices"), similarity=0)
-    return PipelineConfig(
-        stages=(
-            Rows("asked-chains", f"{LESSONS}:asked_chains"),
-            Rows("asked-prices", f"{LESSONS}:asked_prices"),
-            Rows("facts", f"{LESSONS}:facts"),
-            Rows("chains", f"{LESSONS}:chains", (("each", 2500), ("worked", 0.7))),
-            Rows("orders", f"{LESSONS}:orders"),
-            Rows("base-chains", f"{LESSONS}:chains", (*SEEN, *HASTY)),
-            Rows("base-orders", f"{LESSONS}:orders", (*SEEN, ("each", 400), ("careful", 0.25))),
-            Rows("pairs", f"{LESSONS}:pairs"),
-            Prepare("clean-base", base),
-            Prepare("clean-chains", clean),
-            Prepare("clean-orders", shop),
-            Sft("base", _sft_run("base", ("clean-base",), 1600, 4e-3, batch=64)),
-            Sft("reasoning", _parent_run("reasoning", "clean-chains", "base-orders"), start="base"),
-            Sft("domain", _parent_run("domain", "clean-orders", "base-chains"), start="base"),
-            Merge("merged", ("reasoning", "domain"), density=(0.5,), scale=1.1),
-            Evaluate("before-rl", _run_with_long_prompts("before_rl")),
-            Rl("rl-reasoning", _rl_run("rl_reasoning", 12, SUMS)),
-            TrainJudge("judge", _judge_run(), pairs=("stage:pairs",), start="base"),
-            Rl(
-                "rl-domain",
-                _with_judge(_rl_run("rl_domain", 24, PRICES, SUMS)),
-                start="rl-reasoning",
-            ),
-            Evaluate(
-                "after-rl", _run_with_long_prompts("after_rl"), of=("rl-reasoning", "rl-domain")
-            ),
-            Export("export"),
-        ),
-        run_dir="runs/compass_max_tiny_cpu",
+    facts = lessons("facts", "facts")
+    chains = lessons("chains", "chains", each=2500, worked=0.7)
+    orders = lessons("orders", "orders")
+    # the base's rows differ from the parents'
+    base_chains = lessons("base-chains", "chains", seed=1, each=1500, worked=0.25, hasty=True)
+    base_orders = lessons("base-orders", "orders", seed=1, each=400, careful=0.25)
+    pairs = lessons("pairs", "pairs")
+    base_rows = clean("clean-base", (facts, base_chains, base_orders), asked)
+    clean_chains = clean("clean-chains", (chains,), asked[:1], "exact")
+    clean_orders = clean("clean-orders", (orders,), asked[1:])
+
+    base_run = _sft_run(_run("base", asked), (base_rows,), 1600, 4e-3, batch=64)
+    base = stages.add("base", sft, run=base_run)
+
+    def parent(name: str, parent_rows: str, base_rows: str) -> str:
+        """Adds the SFT of a parent on its rows, and on the base's rows of the other parent's
+        subject, so that it does not change there. Steps are small: parents near their base can be
+        merged.
+        """
+        run = _sft_run(_run(name, asked, base), (parent_rows, base_rows), 150, 3e-4)
+        return stages.add(name, sft, run=run)
+
+    parents = (
+        parent("reasoning", clean_chains, base_orders),
+        parent("domain", clean_orders, base_chains),
     )
+    merged = stages.add("merged", merge, base=base, parents=parents, density=(0.5,), scale=1.1)
+    started = {"base": base, "reasoning": parents[0], "domain": parents[1], "merged": merged}
+    before = _with_long_prompts(_run("before_rl", asked))
+    stages.add("before-rl", evaluate, run=before, of=started)
+
+    reasoning = _rl_run(_run("rl_reasoning", asked, merged), 12, SUMS)
+    reasoned = stages.add("rl-reasoning", rl, run=reasoning)
+    judge_run = _judge_run(_run("judge", asked, base), pairs)
+    judge = stages.add("judge", train_judge, run=judge_run)
+    domain = _rl_run(_run("rl_domain", asked, reasoned), 24, PRICES, SUMS)
+    trained = stages.add("rl-domain", rl, run=_with_judge(domain, judge))
+    after = _with_long_prompts(_run("after_rl", asked))
+    ended = {"rl-reasoning": reasoned, "rl-domain": trained}
+    stages.add("after-rl", evaluate, run=after, of=ended)
+    stages.add("export", export, weights=trained)
+    return stages

@@ -14,6 +14,8 @@ import importlib.util
 from dataclasses import replace
 from pathlib import Path
 
+from compass_jax.apps.pipeline.stages import Pipeline
+from compass_jax.apps.pipeline.work import evaluate, export, import_gguf, rl, sft
 from compass_jax.config import (
     ComputeConfig,
     ConfigError,
@@ -30,8 +32,6 @@ from compass_jax.config import (
     ZeroVarianceConfig,
 )
 from compass_jax.config.lora import LoRAConfig
-from compass_jax.config.pipeline import PipelineConfig
-from compass_jax.config.stages import Evaluate, Export, Import, Rl, Sft
 from compass_jax.rl.objectives.grpo import Grpo
 
 OPTIONS = (("min_animals", 2), ("max_animals", 2), ("max_instances", 15))
@@ -49,12 +49,15 @@ def _gguf() -> str:
     return str(next(Path(spec.origin).parent.glob("*.gguf")))
 
 
-def _run(name: str) -> RunConfig:
+def _run(name: str, model: str, weights: str = "") -> RunConfig:
     """Returns the settings that all stages share. Logits are computed for few tokens at once: the
     vocabulary is large.
+
+    model: folder of the tokenizer. weights: what the stage starts from.
     """
     return RunConfig(
         name=name,
+        init_from=weights,
         model=ModelConfig(
             family="llama",
             vocab_size=49152,
@@ -78,7 +81,7 @@ def _run(name: str) -> RunConfig:
             sources=(LEGS,),
             heldout_frac=0.1,
             eval_prompts=0,
-            tokenizer="stage:model",
+            tokenizer=model,
             # shorter than the template's default, which every sequence would carry
             system_prompt="Count step by step.",
         ),
@@ -87,9 +90,9 @@ def _run(name: str) -> RunConfig:
     )
 
 
-def _sft_run() -> RunConfig:
+def _sft_run(model: str) -> RunConfig:
     return replace(
-        _run("sft"),
+        _run("sft", model, model),
         sft=SFTConfig(
             procedural=(("legs", 192, 1),),
             steps=12,
@@ -102,13 +105,13 @@ def _sft_run() -> RunConfig:
     )
 
 
-def _rl_run() -> RunConfig:
+def _rl_run(model: str, weights: str) -> RunConfig:
     """Returns RL by GRPO with DAPO's clip, token mean and dynamic sampling: training costs more
     than sampling here, so that only groups with right and wrong answers are trained on. It trains
     adapters, so that the weights have no gradients and moments.
     """
     return replace(
-        _run("rl"),
+        _run("rl", model, weights),
         lora=LoRAConfig(rank=16),
         rl=RLConfig(
             steps=60,
@@ -129,20 +132,18 @@ def _rl_run() -> RunConfig:
     )
 
 
-def _evaluation_run() -> RunConfig:
-    run = _run("evaluation")
+def _evaluation_run(model: str) -> RunConfig:
+    run = _run("evaluation", model)
     return replace(run, data=replace(run.data, eval_prompts=200))
 
 
-def pipeline() -> PipelineConfig:
+def pipeline(folder: str = "runs/smollm2_135m_cpu") -> Pipeline:
     """Returns the pipeline: import, SFT, RL, evaluation of the three models, export."""
-    return PipelineConfig(
-        stages=(
-            Import("model", _gguf()),
-            Sft("sft", _sft_run()),
-            Rl("rl", _rl_run()),
-            Evaluate("evaluation", _evaluation_run()),
-            Export("export", start="rl"),
-        ),
-        run_dir="runs/smollm2_135m_cpu",
-    )
+    stages = Pipeline(folder)
+    model = stages.add("model", import_gguf, file=_gguf())
+    tuned = stages.add("sft", sft, run=_sft_run(model))
+    trained = stages.add("rl", rl, run=_rl_run(model, tuned))
+    weights = {"model": model, "sft": tuned, "rl": trained}
+    stages.add("evaluation", evaluate, run=_evaluation_run(model), of=weights)
+    stages.add("export", export, weights=trained)
+    return stages

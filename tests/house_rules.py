@@ -132,7 +132,13 @@ LIGHT = PURE
 # Rooms whose functions may take or return a RunConfig.
 WHOLE_RUN = ("commands", "config", "experience.evaluate", "runs.rundir")
 WHOLE_RUN += ("apps.curate.merge_sweep", "apps.pipeline.train_judge", "apps.plan.programs")
-WHOLE_RUN += ("apps.plan.search", "training.building", "training.from_files", "training.rl")
+WHOLE_RUN += (
+    "apps.pipeline.work",
+    "apps.plan.search",
+    "training.building",
+    "training.from_files",
+    "training.rl",
+)
 WHOLE_RUN += ("training.sft",)
 HEAVY = (
     "grain",

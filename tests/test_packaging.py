@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from compass_jax.apps.pipeline.stages import Pipeline
 from compass_jax.commands.configured import SHIPPED, load_config_as
 from compass_jax.config import RunConfig
-from compass_jax.config.pipeline import PipelineConfig
 
 ROOT = Path(__file__).parent.parent
 SHIPPED_FILES = sorted(
@@ -105,11 +105,13 @@ def test_an_installed_package_finds_its_configuration_by_name_from_an_empty_fold
 def test_every_configuration_has_a_name_from_everywhere(file, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = file.read_text()
-    kind = PipelineConfig if "def pipeline() -> PipelineConfig:" in text else RunConfig
+    kind = Pipeline if "-> Pipeline:" in text else RunConfig
     config = load_config_as(file.stem, kind)
-    name = Path(config.run_dir).name if isinstance(config, PipelineConfig) else config.name
-    assert name == file.stem
-    assert load_config_as(str(ROOT / "configs" / file.name), kind) == config
+    again = load_config_as(str(ROOT / "configs" / file.name), kind)
+    if isinstance(config, Pipeline):
+        assert config.folder.name == file.stem and config.stages == again.stages
+    else:
+        assert config.name == file.stem and config == again
 
 
 def test_no_message_of_the_package_asks_for_make():

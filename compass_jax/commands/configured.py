@@ -35,7 +35,6 @@ from compass_jax.config.data import ENV
 from compass_jax.config.errors import check, line_of, of_file
 from compass_jax.config.foreign import hub_hint
 from compass_jax.config.io import config_to_json, from_plain, read_config, to_plain
-from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.config.ranges import check_fields, describe_value
 from compass_jax.config.words import read_arguments
 from compass_jax.config.yaml_text import parse_yaml
@@ -56,9 +55,9 @@ def load_config(name: str) -> RunConfig:
     return load_config_as(name, RunConfig)
 
 
-def load_config_as(name: str, kind: type[T]) -> T:
+def load_config_as(name: str, kind: type[T], *arguments: str) -> T:
     """Returns the configuration, of class `kind`, of a file: the result of its one public function,
-    or the content of a YAML or JSON file.
+    given `arguments`, or the RunConfig in a YAML or JSON file.
 
     name: a path, or a bare name looked up as configs/<name>.py, here and then in the package.
     Raises ConfigError if there is no such file or function.
@@ -71,8 +70,8 @@ def load_config_as(name: str, kind: type[T]) -> T:
             f"no configuration file {name[:200]}: give the path of a .py, .yaml or .json file, or a"
             f" name: {known}"
         )
-    if path.suffix in PLAIN:
-        return _from_text(path, kind)
+    if path.suffix in PLAIN and kind is RunConfig:
+        return _from_text(path)  # type: ignore[return-value]
     spec = importlib.util.spec_from_file_location(f"compass_config_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path}: a configuration is a file .py, .yaml, .yml or .json")
@@ -93,9 +92,9 @@ def load_config_as(name: str, kind: type[T]) -> T:
             f" has {names}"
         )
     with of_file(path):
-        config = functions[0]()
+        config = functions[0](*arguments)
     if not isinstance(config, kind):
-        hint = "; it is for compass pipeline" if isinstance(config, PipelineConfig) else ""
+        hint = "; it is for compass pipeline" if type(config).__name__ == "Pipeline" else ""
         returned = f"{functions[0].__name__}() returned {type(config).__name__}"
         raise ConfigError(f"{path}: {returned}, not a {kind.__name__}{hint}")
     return config
@@ -106,9 +105,9 @@ def _path_of(name: str) -> Path | None:
     return next((path for path in paths if os.path.isfile(path)), None)
 
 
-def _from_text(path: Path, kind: type[T]) -> T:
-    """Returns the configuration, of class `kind`, in a YAML or JSON file. Raises ConfigError, with
-    the file's name, for other content.
+def _from_text(path: Path) -> RunConfig:
+    """Returns the configuration in a YAML or JSON file. Raises ConfigError, with the file's name,
+    for other content.
 
     `model` of a run may be a folder: its config.json is read, training starts from its weights and
     uses its tokenizer, unless `init_from` and `data.tokenizer` name others. If `data` is a file,
@@ -116,16 +115,14 @@ def _from_text(path: Path, kind: type[T]) -> T:
     """
     with _named_errors(path):
         data = _read_plain(path)
-        if kind is not RunConfig:
-            return from_plain(kind, data)
         if short := _short_form(data):
             fields, settings = short
-            return config_from_options(Train(**fields), settings)  # type: ignore[return-value]
+            return config_from_options(Train(**fields), settings)
         if isinstance(data.get("model"), str):
             data = _with_model(data, data["model"])
         base = {name: data[name] for name in ("name", "model") if name in data}
         settings = {name: data[name] for name in data if name not in base}
-        return apply(from_plain(kind, base), settings)  # type: ignore[return-value]
+        return apply(from_plain(RunConfig, base), settings)
 
 
 @contextlib.contextmanager

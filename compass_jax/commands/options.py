@@ -469,7 +469,7 @@ class Merge(Compiling):
     out: Folder
     """New folder for the merged model, or for the sweep."""
     method: Named = "ties"
-    """Method: ties, linear or task-arithmetic."""
+    """Method: ties or linear."""
     weights: Annotated[tuple[float, ...] | None, arg(metavar="FLOAT [FLOAT ...]")] = None
     """Factor of each model (default: 1)."""
     density: Annotated[tuple[float, ...] | None, arg(metavar="FLOAT [FLOAT ...]")] = None
@@ -499,11 +499,11 @@ class Pipeline(Compiling):
     """Options of `compass pipeline`."""
 
     config: Annotated[Positional[str], arg(metavar="CONFIG")]
-    """File whose public function returns a PipelineConfig: a path, or a name such as
+    """File whose public function returns a Pipeline: a path, or a name such as
     compass_max_tiny_cpu.
     """
     out: Folder = ""
-    """Folder for the stages (default: the configuration's run_dir)."""
+    """Folder for the stages (default: the configuration's own)."""
     redo: UseAppendAction[Annotated[tuple[str, ...], arg(metavar="STAGE")]] = ()
     """Stage to run again together with the stages that depend on it; their folders are renamed.
     Repeatable.

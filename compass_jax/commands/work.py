@@ -10,7 +10,6 @@ import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -365,15 +364,11 @@ def _paired_row(what: str, paired: JsonObject, k: int) -> JsonObject:
 def pipeline(options: commands.Pipeline) -> int:
     """Runs the stages of a pipeline; returns 130 or 143 if a signal stopped it."""
     from compass_jax.apps.pipeline.run import describe_pipeline, run_pipeline
-    from compass_jax.config.pipeline import PipelineConfig
+    from compass_jax.apps.pipeline.stages import Pipeline
     from compass_jax.devices.distributed import require_single_process
 
-    config = load_config_as(options.config, PipelineConfig)
-    config = replace(config, run_dir=options.out or config.run_dir)
-    try:
-        config = config.validate()
-    except ConfigError as error:
-        raise ConfigError(f"{options.config}: {error}") from error
+    out = [options.out] if options.out else []
+    config = load_config_as(options.config, Pipeline, *out)
     require_single_process("compass pipeline")
     if options.dry_run or options.status:
         describe_pipeline(config, options.status)

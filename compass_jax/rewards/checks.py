@@ -36,12 +36,11 @@ from compass_jax.config.rewards import NO_FILE
 from compass_jax.config.verifiers import JUDGE, pairs
 from compass_jax.rewards.called import Called, Case, Row, called
 from compass_jax.rewards.reasoning import (
-    can_be_read,
+    can_be_scored,
     dataset_of,
     evaluates,
     module_of,
     reasoning_gym_score,
-    take_over,
 )
 from compass_jax.rewards.tasks.rows import decode_row
 from compass_jax.rewards.tasks.task import load_task
@@ -358,21 +357,19 @@ def _reasoning_gym(check: Check, reading: Reading) -> Part:
     if check.module:
         load_module(check.module, check.key)
     dataset_of(check.name, check.options)
-    take_over(check.name)
     forked = check.is_users or evaluates(check.name)
 
     def verify(row: Row, response: str) -> float | JsonMapping:
-        answer = extract_answer(response, *reading)
+        answer, entry, score = extract_answer(response, *reading), dict(row), 0.0
         if answer is None:
             return NOTHING
-        score = 0.0
-        if can_be_read(check.name, answer):
-            score = reasoning_gym_score(check.name, dict(row), answer, check.options)
+        if can_be_scored(check.name, answer, entry):
+            score = reasoning_gym_score(check.name, entry, answer, check.options)
         return score if answer or score else NOTHING
 
     def decide(case: Case) -> Json:
         answer = extract_answer(case.response, *reading)
-        if forked and answer is not None and can_be_read(check.name, answer):
+        if forked and answer is not None and can_be_scored(check.name, answer, dict(case.row)):
             return UNDECIDED
         return verify(case.row, case.response)
 

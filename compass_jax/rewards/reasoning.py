@@ -1,4 +1,9 @@
-"""Scorers of reasoning-gym's data sets.
+"""Scorers of reasoning-gym's data sets, as the library has them.
+
+Some evaluate the answer, with `eval` or sympy's parser. They run in the worker's sandbox, in a
+child process per answer with limits of time and memory and without a network. There an answer's
+code could still give itself a score, so that only answers which evaluate to a value reach these
+scorers.
 
 A score is 1 for a right answer and 0 for a wrong one. An exception is a failure of the check, which
 the caller reports as unknown, never as 0. Reward workers import this module, so it must not import
@@ -17,22 +22,22 @@ from types import FunctionType
 
 from compass_jax.base.aliases import Json, JsonObject
 from compass_jax.config import ConfigError
-from compass_jax.rewards.verifiers.answers import is_arithmetic, is_expression, literal
+from compass_jax.rewards.verifiers.answers import is_arithmetic, is_expression, is_inert
 from compass_jax.rewards.verifiers.extract import number
 
 FORMAT_CREDIT = 0.05  # reasoning-gym's scorers give 0.01 or 0.05 for any answer that can be parsed
 
-# Data sets whose scorers evaluate the answer: the parser to use instead, or a filter of answers.
-READERS: dict[str, Callable[[str], Json]] = {
+# Data sets whose scorers evaluate the answer, with the filter of answers that are values.
+READERS: dict[str, Callable[[str], bool]] = {
     "countdown": is_arithmetic,
     "puzzle24": is_arithmetic,
     "polynomial_multiplication": is_expression,
     "simple_integration": is_expression,
     "intermediate_integration": is_expression,
-    "binary_matrix": literal,
-    "spiral_matrix": literal,
-    "string_insertion": literal,
-    "n_queens": literal,
+    "binary_matrix": is_inert,
+    "spiral_matrix": is_inert,
+    "string_insertion": is_inert,
+    "n_queens": is_inert,
 }
 
 
@@ -51,12 +56,6 @@ def _class(dataset: str) -> type:
     from reasoning_gym.factory import DATASETS
 
     return DATASETS[dataset][0]
-
-
-def take_over(dataset: str) -> None:
-    """Replaces `eval` by `literal` in the module of a data set whose scorer evaluates lists."""
-    if READERS.get(dataset) is literal:
-        vars(sys.modules[_class(dataset).__module__])["eval"] = literal
 
 
 def module_of(dataset: str) -> str:
@@ -84,21 +83,17 @@ def module_of(dataset: str) -> str:
 
 def evaluates(dataset: str) -> bool:
     """Returns whether the scorer of a data set passes text to Python or sympy and must therefore
-    run in a child process. The whole module of the scorer is searched, except for the data sets of
-    READERS.
+    run in a child process. The whole module of the scorer is searched.
     """
-    if dataset in READERS:
-        return READERS[dataset] is is_expression
     source = inspect.getsource(sys.modules[_class(dataset).__module__])
     return re.search(r"\b(eval|exec|compile|parse_expr|sympify)\(", source) is not None
 
 
-def can_be_read(dataset: str, answer: str) -> bool:
-    """Returns whether an answer may be passed to the scorer. If the evaluated answer is a list,
-    every text may: the scorer compares texts first, and `literal` rejects other input.
+def can_be_scored(dataset: str, answer: str, entry: JsonObject) -> bool:
+    """Returns whether an answer may be passed to the scorer: the reference, which every scorer
+    compares as text, and what its filter accepts.
     """
-    reader = READERS.get(dataset, literal)
-    return reader is literal or bool(reader(answer))
+    return dataset not in READERS or answer == entry.get("answer") or READERS[dataset](answer)
 
 
 def reasoning_gym_score(

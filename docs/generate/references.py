@@ -15,9 +15,7 @@ from typing import Annotated, Any, get_args, get_origin
 
 from compass_jax.commands.settings import are_named, field_docs, sections_of
 from compass_jax.config import RunConfig, Seam, seam_class
-from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.config.ranges import Range, field_hints, options, type_name
-from compass_jax.config.stages import Stage
 from compass_jax.runs.metric_table import METRICS
 
 REFERENCE = Path(__file__).parents[1] / "reference"
@@ -92,6 +90,10 @@ API = {
             "data.predictors.state",
         ),
     ),
+    "pipeline": (
+        "A pipeline is a list of stages ([how to run one](../howto/pipeline.md)).",
+        ("apps.pipeline.stages", "apps.pipeline.work"),
+    ),
     "tasks": (
         "What is learnt: prompts, and how an answer to one is judged.",
         ("rewards.tasks.task", "config.verifiers", "commands.library", "commands.run"),
@@ -132,17 +134,6 @@ def configuration() -> str:
         lines += [f"## {title}", "", f"`{cls.__name__}`. {text or _first(cls)}", ""]
         lines += ["| setting | type | default | meaning |", "|---|---|---|---|"]
         lines += [_row(key, cls, field) for field in dataclasses.fields(cls) if _plain(cls, field)]
-        lines.append("")
-    lines += [
-        "# Pipelines",
-        "",
-        "A pipeline's file gives a `PipelineConfig` (howto/pipeline.md).",
-        "",
-    ]
-    for cls in (PipelineConfig, *get_args(Stage)):
-        lines += [f"## {cls.__name__}", "", _first(cls), ""]
-        lines += ["| setting | type | default | meaning |", "|---|---|---|---|"]
-        lines += [_row("", cls, field) for field in dataclasses.fields(cls)]
         lines.append("")
     return "\n".join(lines)
 

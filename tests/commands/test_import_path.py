@@ -115,8 +115,8 @@ def test_a_stage_of_a_pipeline_starts_from_any_folder(folder):
     code = (
         "import types as t\nfrom compass_jax.apps.pipeline.run import OwnProcess\n"
         "with OwnProcess() as own:\n"
-        "    stage = t.SimpleNamespace(name='s')\n"
-        f"    print('status', own(t.SimpleNamespace(folder={str(folder / 'none')!r}), stage))\n"
+        f"    stage = t.SimpleNamespace(name='s', folder={str(folder / 'none' / '01-s')!r})\n"
+        "    print('status', own(stage))\n"
     )
     done = run([sys.executable, "-P", "-c", code], folder)
     assert "status 1" in done.stdout or "status 2" in done.stdout, done.stderr

@@ -14,7 +14,6 @@ from compass_jax.config import ConfigError, TaskSource
 from compass_jax.config.former import MODULES, PACKAGE, present_name
 from compass_jax.config.io import config_to_json, differences, read_config
 from compass_jax.config.named import load
-from compass_jax.config.stages import Rows
 from compass_jax.runs.rundir import RunDir
 
 SUMS = "configs.tiny_tasks.lessons:sums"
@@ -60,10 +59,6 @@ def test_a_run_that_was_saved_under_former_names_is_opened_again(tmp_path):
     with RunDir(config) as run:
         assert run.before is not None
     assert json.loads((tmp_path / "config.json").read_text()) == json.loads(text)
-
-
-def test_rows_of_a_pipeline_too():
-    assert Rows("rows", f"compass_jax.{SUMS}") == Rows("rows", f"compass_jax.commands.{SUMS}")
 
 
 def test_a_file_that_imports_a_former_name_is_told_the_present_one(tmp_path, monkeypatch):

@@ -19,10 +19,10 @@ from compass_jax.config import DataConfig, ProceduralSource, RewardConfig
 from compass_jax.data.files import DataError
 from compass_jax.data.questions import questions
 from compass_jax.rewards.checks import Check, build
-from compass_jax.rewards.reasoning import READERS, can_be_read, evaluates, reasoning_gym_score
+from compass_jax.rewards.reasoning import READERS, can_be_scored, evaluates, reasoning_gym_score
 from compass_jax.rewards.score import Scorer
 from compass_jax.rewards.tasks.rows import decode_row, encode_row
-from compass_jax.rewards.verifiers.answers import AnswerError, arithmetic, is_expression, literal
+from compass_jax.rewards.verifiers.answers import AnswerError, arithmetic, is_expression, is_inert
 
 TEXT = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text()
 # These data sets have many right answers and name none; for some, the row's metadata has one.
@@ -190,7 +190,7 @@ REFUSED += ["²", "１"]
 def test_what_is_no_arithmetic_is_refused(text):
     with pytest.raises(AnswerError):
         arithmetic(text)
-    assert not can_be_read("countdown", text)
+    assert not can_be_scored("countdown", text, {"answer": "1"})
 
 
 NO_EXPRESSIONS = ["x.real", "x[0]", "lambda: 1", "f(x)", "exit(0)", "S(1)", "simplify(x)", "sin()"]
@@ -214,32 +214,38 @@ def test_expressions_are_numbers_symbols_and_elementary_functions(text):
     assert is_expression(text) == (text in EXPRESSIONS)
 
 
-NO_LISTS = ["{1}", "{'a': 1}", "1", "None", "[None]", "[x]", "[1][0]", "['a'.b]", "[f'{1}']", "AB"]
+NO_LISTS = ["{1}", "{'a': 1}", "None", "[None]", "[x]", "[1][0]", "['a'.b]", "[f'{1}']", "AB"]
 
 
-def test_literals_are_lists_and_texts():
-    assert literal("[[0, 1], ['Q', '_']]") == [[0, 1], ["Q", "_"]]
-    assert literal("('A', 'B')") == ["A", "B"] and literal(" 'AB' ") == "AB"
-    for text in [*NO_LISTS, "[" * 60 + "]" * 60]:
-        with pytest.raises(AnswerError):
-            literal(text)
+def test_eval_runs_nothing_of_a_list_and_of_what_is_no_python():
+    inert = ["[[0, 1], ['Q', '_']]", "('A', 'B')", " 'AB' ", "0 1\n1 0", "Q _ _\n_ _ Q", "5"]
+    assert all(map(is_inert, inert))
+    assert not any(map(is_inert, [*NO_LISTS, "oracle_answer", "[" * 60 + "]" * 60, "\tprint(1)"]))
 
 
-@pytest.fixture
-def restored():
-    """Removes `literal` from the data sets' modules during a test."""
-    modules = [vars(sys.modules[DATASETS[name][0].__module__]) for name in READERS]
-    for names in modules:
-        names.pop("eval", None)
-    yield
-    for name, names in zip(READERS, modules):
-        if READERS[name] is literal:
-            names["eval"] = literal
+def test_the_code_of_an_answer_does_not_run_and_earns_nothing(tmp_path, monkeypatch):
+    """Names of the scorers' own variables would be right answers. The library is unchanged."""
+    monkeypatch.setenv("PYTHONHASHSEED", "0")
+    mark = tmp_path / "mark"
+    attacks = [f"__import__('pathlib').Path({str(mark)!r}).touch()", "oracle_answer"]
+    attacks += ["valid_solutions[0]", "oracle_answer.split()", "entry['metadata']['solution']"]
+    names = sorted(READERS)
+    data = DataConfig(sources=tuple(ProceduralSource(name, size=1) for name in names))
+    with Scorer(RewardConfig(timeout_s=20.0), data) as scorer:
+        for sample in questions(data, 11, lambda line: None):
+            question = prompt(source=sample.source, **decode_row(sample.row))
+            for attack in attacks:
+                scorer.submit((sample.source, attack), question, f"<answer>{attack}</answer>")
+        scores = drain(scorer, 200.0)
+    assert len(scores) >= len(names) * len(attacks)
+    assert all(score.known and score.reward == 0 for score in scores.values())
+    assert not mark.exists()
+    assert not any("eval" in vars(sys.modules[DATASETS[x][0].__module__]) for x in names)
 
 
 @pytest.mark.parametrize("count", [15, pytest.param(400, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", sorted(READERS))
-def test_no_reference_answer_is_refused_and_scores_stay(name, count, monkeypatch, restored):
+def test_no_reference_answer_is_refused_and_scores_stay(name, count, monkeypatch):
     """Fewer integrals are scored than read: sympy simplifies too slowly for all of them."""
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     dataset = reasoning_gym.create_dataset(name, seed=17, size=count)
@@ -247,7 +253,7 @@ def test_no_reference_answer_is_refused_and_scores_stay(name, count, monkeypatch
     scored = entries[: 3 + count // 20] if "integration" in name else entries
     before = [dataset.score_answer(entry["answer"], entry) for entry in scored]
     check = build(Check("reasoning_gym", name), "")
-    assert all(can_be_read(name, entry["answer"]) for entry in entries)
+    assert all(can_be_scored(name, entry["answer"], entry) for entry in entries)
     assert [check(entry, entry["answer"]).reward for entry in scored] == before
 
 
@@ -258,8 +264,7 @@ def test_every_data_set_whose_module_evaluates_is_known():
     evaluating = {name for name, text in sources.items() if words.search(text)}
     assert evaluating == set(READERS) | OTHERS
     assert all(map(evaluates, OTHERS)) and not evaluates("chain_sum")
-    symbolic = {"intermediate_integration", "polynomial_multiplication", "simple_integration"}
-    assert {name for name in READERS if evaluates(name)} == symbolic
+    assert all(map(evaluates, READERS))
 
 
 def test_codec_keeps_what_json_loses():

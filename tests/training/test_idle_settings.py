@@ -10,6 +10,8 @@ from evolve import evolve
 from replaying import GroupReplay
 from tiny_run import tiny_run
 
+from compass_jax.apps.pipeline.stages import Pipeline
+from compass_jax.apps.pipeline.work import rl
 from compass_jax.commands.configured import load_config, load_config_as
 from compass_jax.config import (
     EvalConfig,
@@ -22,8 +24,6 @@ from compass_jax.config import (
     ZeroVarianceConfig,
     named_correction,
 )
-from compass_jax.config.pipeline import PipelineConfig
-from compass_jax.config.stages import Rl
 from compass_jax.experience.step_policies.screening import Screening
 from compass_jax.rl.objectives.espo import Espo
 from compass_jax.rollout.drafts import Lenient
@@ -83,12 +83,10 @@ def test_each_setting_of_a_shipped_configuration_acts(file, monkeypatch):
 
 @pytest.mark.parametrize("file", PIPELINES, ids=lambda file: file.stem)
 def test_each_setting_of_a_shipped_pipelines_rl_acts(file):
-    stages = [
-        one for one in load_config_as(str(file), PipelineConfig).stages if isinstance(one, Rl)
-    ]
+    stages = [x for x in load_config_as(str(file), Pipeline).stages if x.function is rl]
     assert len(stages) == (1 if "smollm2" in file.stem else 2)
-    assert {stage.name: named_settings(stage.run) for stage in stages} == {
-        one.name: [] for one in stages
+    assert {stage.name: named_settings(stage.settings["run"]) for stage in stages} == {
+        stage.name: [] for stage in stages
     }
 
 

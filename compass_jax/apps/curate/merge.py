@@ -74,32 +74,18 @@ class Method(Protocol):
 
 
 @dataclass(frozen=True)
-class TaskArithmetic:
-    """The sum(weight d); a negative weight removes a task. arXiv 2212.04089."""
-
-    weights: tuple[float, ...]
-    signed = True
-
-    def __post_init__(self) -> None:
-        _check_weights(self.weights, self.signed)
-
-    def prepare(self, blocks: Blocks) -> Combine:
-        """Returns the weighted sum; it needs no pass over the model."""
-        factors = self._factors()
-        return lambda block: Combined(block.deltas, _weighted_sum(block.deltas, factors))
-
-    def _factors(self) -> Float32[np.ndarray, "p"]:
-        return np.array(self.weights, np.float32)
-
-
-@dataclass(frozen=True)
-class Linear(TaskArithmetic):
+class Linear:
     """The mean sum(weight d) / sum(weight). Model soups, arXiv 2203.05482."""
 
-    signed = False
+    weights: tuple[float, ...]
 
-    def _factors(self) -> Float32[np.ndarray, "p"]:
-        return super()._factors() / np.float32(sum(self.weights))
+    def __post_init__(self) -> None:
+        _check_weights(self.weights)
+
+    def prepare(self, blocks: Blocks) -> Combine:
+        """Returns the weighted mean; it needs no pass over the model."""
+        factors = np.array(self.weights, np.float32) / np.float32(sum(self.weights))
+        return lambda block: Combined(block.deltas, _weighted_sum(block.deltas, factors))
 
 
 @dataclass(frozen=True)
@@ -134,11 +120,7 @@ class Ties:
         return combine
 
 
-METHODS: dict[str, type[Method]] = {
-    "ties": Ties,
-    "linear": Linear,
-    "task-arithmetic": TaskArithmetic,
-}
+METHODS: dict[str, type[Method]] = {"ties": Ties, "linear": Linear}
 
 
 def method_of(
@@ -186,10 +168,10 @@ def check_factor(name: str, value: float, signed: bool = True) -> None:
         raise MergeError(f"{name}: {value} must be 0, or {of_size}")
 
 
-def _check_weights(weights: tuple[float, ...], signed: bool = False) -> None:
+def _check_weights(weights: tuple[float, ...]) -> None:
     """Raises MergeError if `check_factor` refuses a weight or if all weights are 0."""
     for weight in weights:
-        check_factor("weights", weight, signed)
+        check_factor("weights", weight, signed=False)
     if not any(weights):
         raise MergeError("weights: all are 0, which leaves nothing to merge")
 

@@ -1,5 +1,5 @@
-"""The process of one stage: `python -m compass_jax.apps.pipeline FOLDER NAME PARENT [CACHE]`. A
-separate process frees the stage's memory at its end.
+"""The process of one stage: `python -m compass_jax.apps.pipeline FOLDER PARENT [CACHE]`. A separate
+process frees the stage's memory at its end.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from pathlib import Path
 from compass_jax.runs.signals import STATUSES, Ending, leave, prepare_streams
 
 
-def main(folder: str, name: str, parent: str, cache: str = "") -> int:
-    """Runs a stage that the record lists as running; returns its exit status.
+def main(folder: str, parent: str, cache: str = "") -> int:
+    """Runs the stage of a folder, `Pipeline.begin`; returns its exit status.
 
     parent: id of the process that runs the pipeline; this process ends with it.
     """
@@ -24,24 +24,19 @@ def main(folder: str, name: str, parent: str, cache: str = "") -> int:
         die_with_parent()
     if os.getppid() != int(parent):
         return CompassError.exit_status
-    from compass_jax.apps.pipeline.record import WHOLE, Record
-    from compass_jax.apps.pipeline.work import work
-    from compass_jax.base.untrusted import read_json
-    from compass_jax.config.io import from_plain
-    from compass_jax.config.pipeline import PipelineConfig
+    from compass_jax.apps.pipeline.stages import read_stage
     from compass_jax.runs.compiled import keep_programs
 
     try:
-        config = from_plain(PipelineConfig, read_json(Path(folder) / WHOLE))
-        record = Record(config)
-        stage = record.stage(name)
+        stage = read_stage(Path(folder))
         if notice := keep_programs(cache):
             print(notice, file=sys.stderr)
-        return work(record.placed(stage), record.place(stage), record.output)
+        return stage.run()
     except Exception as error:
         text = words.in_words(error)
         if text is None:
             raise
+        name = Path(folder).name.partition("-")[2]
         print(f"compass pipeline: stage {name}: {text}", file=sys.stderr)
         return error.exit_status if isinstance(error, CompassError) else 1
 

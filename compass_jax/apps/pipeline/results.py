@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
-from compass_jax.apps.pipeline.record import DONE, RUNNING, Record
+from compass_jax.apps.pipeline.stages import DONE, RUNNING, Pipeline, Stage
+from compass_jax.apps.pipeline.work import evaluate, rl, sft
 from compass_jax.base.aliases import JsonObject
 from compass_jax.base.untrusted import read_json
 from compass_jax.config import ConfigError
-from compass_jax.config.stages import Evaluate, Rl, Sft, Stage
 from compass_jax.runs.report import run_report, summary_table
 from compass_jax.runs.rundir import SUMMARY, write_atomically
 from compass_jax.weights import checkpoint
@@ -20,26 +19,16 @@ from compass_jax.weights import checkpoint
 JSON, MARKDOWN, PAGE = "results.json", "results.md", "report.html"
 
 
-def results(record: Record) -> JsonObject:
-    """Returns stage -> set -> the numbers of its weights, from the finished evaluations."""
-    measured: dict[str, JsonObject] = {}
-    for stage in record.config.stages:
-        if isinstance(stage, Evaluate):
-            for name in stage.of:
-                file = record.place(stage) / name / SUMMARY
-                if file.is_file():
-                    measured.setdefault(name, {}).update(sets_of(file))
-    order = [stage.name for stage in record.config.stages]
-    return {name: measured[name] for name in order if name in measured}
-
-
-def sets_of(file: Path) -> JsonObject:
-    """Returns set -> numbers of a summary.json. Raises ConfigError for another file."""
-    plain = read_json(file, error=ConfigError)
-    try:
-        return {str(name): dict(numbers) for name, numbers in plain["sets"].items()}
-    except (TypeError, KeyError, AttributeError, ValueError) as error:
-        raise ConfigError(f"{file} is no summary of an evaluation ({error})") from error
+def results(pipeline: Pipeline) -> JsonObject:
+    """Returns name -> set -> the numbers of its weights, from the finished evaluations."""
+    measured: dict[str, JsonObject] = {stage.name: {} for stage in pipeline.stages}
+    for stage in pipeline.stages:
+        for name in stage.settings["of"] if stage.function is evaluate else ():
+            file = stage.folder / name / SUMMARY
+            if file.is_file():
+                sets = read_json(file, error=ConfigError)["sets"]
+                measured.setdefault(name, {}).update(sets)
+    return {name: sets for name, sets in measured.items() if sets}
 
 
 def rows(accuracies: dict[str, JsonObject]) -> list[dict[str, str]]:
@@ -68,48 +57,46 @@ def markdown(accuracies: dict[str, JsonObject]) -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def report(record: Record, console: Console) -> None:
+def report(pipeline: Pipeline, console: Console) -> None:
     """Writes results.json, results.md and the page of all runs, and prints the table."""
-    accuracies = results(record)
-    if accuracies:
-        write_atomically(record.folder / JSON, json.dumps({"stages": accuracies}, indent=1) + "\n")
+    folder = pipeline.folder
+    if accuracies := results(pipeline):
+        write_atomically(folder / JSON, json.dumps({"stages": accuracies}, indent=1) + "\n")
         about = "Accuracy of each stage's weights on each set: avg@k in percent, with its standard"
-        text = f"{about} error.\n\n{markdown(accuracies)}"
-        write_atomically(record.folder / MARKDOWN, text)
-    runs = [record.place(x) for x in record.config.stages if isinstance(x, Sft | Rl)]
-    if runs:
-        run_report(runs, str(record.folder / PAGE), console)
+        write_atomically(folder / MARKDOWN, f"{about} error.\n\n{markdown(accuracies)}")
+    if runs := [stage.folder for stage in pipeline.stages if stage.function in (sft, rl)]:
+        run_report(runs, str(folder / PAGE), console)
     if accuracies:
-        console.print(results_table(record))
-        console.print(f"the same: {record.folder / JSON}, {record.folder / MARKDOWN}")
+        console.print(results_table(accuracies))
+        console.print(f"the same: {folder / JSON}, {folder / MARKDOWN}")
 
 
-def results_table(record: Record) -> Table:
+def results_table(accuracies: dict[str, JsonObject]) -> Table:
     """Returns the table of every stage on every set."""
-    return summary_table(rows(results(record)), title="avg@k in percent, with its standard error")
+    return summary_table(rows(accuracies), title="avg@k in percent, with its standard error")
 
 
-def status_table(record: Record) -> Table:
+def status_table(pipeline: Pipeline) -> Table:
     """Returns the table of each stage's state and the seconds of its last start."""
     table = []
-    for number, stage in enumerate(record.config.stages, 1):
-        entry = record.entry(stage.name)
-        state = record.state(stage.name)
+    for number, stage in enumerate(pipeline.stages, 1):
+        entry, state = pipeline.entries.get(stage.name), pipeline.state(stage)
         table.append(
             {
                 "stage": f"{number} {stage.name}",
-                "kind": type(stage).__name__.lower(),
-                "state": state + (_step(record, stage) if state == RUNNING else ""),
+                "kind": stage.kind,
+                "state": state + (_step(stage) if state == RUNNING else ""),
                 "seconds": f"{entry.seconds:.0f}" if entry and state == DONE else "",
-                "folder": str(record.place(stage)),
+                "folder": str(stage.folder),
             }
         )
-    return summary_table(table, title=str(record.folder))
+    return summary_table(table, title=str(pipeline.folder))
 
 
-def _step(record: Record, stage: Stage) -> str:
-    """Returns ", step 20 of 40" for a run that has a checkpoint; else an empty text."""
-    if not isinstance(stage, Sft | Rl):
+def _step(stage: Stage) -> str:
+    """Returns ", step 20 of 40" for a run; else an empty text."""
+    if stage.function not in (sft, rl):
         return ""
-    steps = stage.run.sft.steps if isinstance(stage, Sft) else stage.run.rl.steps
-    return f", step {checkpoint.latest(record.place(stage)) or 0} of {steps}"
+    run = stage.settings["run"]
+    steps = (run.sft if stage.function is sft else run.rl).steps
+    return f", step {checkpoint.latest(stage.folder) or 0} of {steps}"

@@ -12,18 +12,15 @@ from types import FrameType
 
 from rich.console import Console
 
-from compass_jax.apps.pipeline.plan import check_outside, lines
-from compass_jax.apps.pipeline.record import DONE, Record
 from compass_jax.apps.pipeline.results import report, results, results_table, status_table
+from compass_jax.apps.pipeline.stages import DONE, Pipeline, Stage
 from compass_jax.base.errors import CompassError
 from compass_jax.config import ConfigError
-from compass_jax.config.pipeline import PipelineConfig
-from compass_jax.config.stages import Stage
 from compass_jax.devices.processes.start import import_path, module_command
 from compass_jax.runs.rundir import FolderLock
 from compass_jax.runs.signals import SignalHandler
 
-Do = Callable[[Record, Stage], int]
+Do = Callable[[Stage], int]
 
 
 class StageEnded(CompassError, RuntimeError):
@@ -43,9 +40,9 @@ class OwnProcess(SignalHandler):
         self.asked = 0  # number of the last signal, or 0
         self._child: subprocess.Popen[bytes] | None = None
 
-    def __call__(self, record: Record, stage: Stage) -> int:
+    def __call__(self, stage: Stage) -> int:
         """Returns the exit status of the stage's process. Raises StageEnded if it was killed."""
-        arguments = [str(record.folder), stage.name, str(os.getpid()), self.cache]
+        arguments = [str(stage.folder), str(os.getpid()), self.cache]
         command = module_command(f"{__package__}", *arguments)
         environment = os.environ | {"PYTHONPATH": import_path()}
         sys.stdout.flush()
@@ -70,12 +67,11 @@ class OwnProcess(SignalHandler):
 
 
 def run_pipeline(
-    config: PipelineConfig, redo: Sequence[str] = (), do: Do | None = None, cache: str = ""
+    pipeline: Pipeline, redo: Sequence[str] = (), do: Do | None = None, cache: str = ""
 ) -> int:
     """Runs the unfinished stages and writes the table of all; returns the exit status.
 
     Args:
-        config: the result of `PipelineConfig.validate`.
         redo: stages to run again, together with the stages that depend on them; their folders are
             renamed.
         do: runs a stage; None: `OwnProcess`.
@@ -83,69 +79,71 @@ def run_pipeline(
 
     Raises ConfigError for a stale stage that is not in `redo`.
     """
-    check_outside(config)
+    pipeline.check_files()
     console = Console(soft_wrap=True, emoji=False, highlight=False)
-    with FolderLock(config.run_dir):
-        record = Record(config)
+    with FolderLock(pipeline.folder):
         for name in redo:
-            for old, new in record.set_aside(name):
+            for old, new in pipeline.set_aside(name):
                 console.print(f"{old} is now {new}: remove it when nobody needs it", markup=False)
-        refuse_stale(record)
-        record.open()
+        refuse_stale(pipeline)
         if do is not None:
-            status = _stages(record, do, console)
+            status = _stages(pipeline, do, console)
         else:
             with OwnProcess(cache) as process:
-                status = _stages(record, process, console)
+                status = _stages(pipeline, process, console)
         if status == 0:
-            report(record, console)
+            report(pipeline, console)
     return status
 
 
-def describe_pipeline(config: PipelineConfig, status: bool) -> None:
+def describe_pipeline(pipeline: Pipeline, status: bool) -> None:
     """Prints the progress of each stage and the results so far (`status`), or checks everything and
     prints the inputs and outputs of each stage.
     """
-    record, console = Record(config), Console(soft_wrap=True, emoji=False, highlight=False)
-    if not status:
-        check_outside(config)
-        for line in lines(record):
-            console.print(line, markup=False)
+    console = Console(soft_wrap=True, emoji=False, highlight=False)
+    if status:
+        console.print(status_table(pipeline))
+        if accuracies := results(pipeline):
+            console.print(results_table(accuracies))
         return
-    console.print(status_table(record))
-    if results(record):
-        console.print(results_table(record))
+    pipeline.check_files()
+    stale = pipeline.stale()
+    for number, stage in enumerate(pipeline.stages, 1):
+        sources = ", ".join(x.name for x in pipeline.sources(stage)) or "nothing"
+        reason = stale.get(stage.name)
+        state = f"stale ({reason})" if reason else pipeline.state(stage)
+        line = f"{number} {stage.name}: {stage.kind} of {sources} -> {stage.output}; {state}"
+        console.print(line, markup=False)
 
 
-def refuse_stale(record: Record) -> None:
+def refuse_stale(pipeline: Pipeline) -> None:
     """Raises ConfigError if a stage is stale."""
-    stale = record.stale()
+    stale = pipeline.stale()
     if not stale:
         return
     first = next(iter(stale))
     lines = "".join(f"  {name}: {reason}\n" for name, reason in stale.items())
     raise ConfigError(
-        f"{record.folder}: stages are stale, they began with other settings or files:\n{lines}"
+        f"{pipeline.folder}: stages are stale, they began with other settings or files:\n{lines}"
         f"Put these back, or add --redo {first}: it renames the folders of {first} and of what"
         " takes from it, and runs them again"
     )
 
 
-def _stages(record: Record, do: Do, console: Console) -> int:
+def _stages(pipeline: Pipeline, do: Do, console: Console) -> int:
     """Runs the unfinished stages; returns the status of the first that failed or stopped."""
-    stages = record.config.stages
+    stages = pipeline.stages
     for number, stage in enumerate(stages, 1):
-        if record.state(stage.name) == DONE:
+        if pipeline.state(stage) == DONE:
             continue
-        kind = type(stage).__name__.lower()
-        console.rule(f"{number}/{len(stages)} {stage.name}: {kind}")
-        record.begin(stage)
+        console.rule(f"{number}/{len(stages)} {stage.name}: {stage.kind}")
+        pipeline.begin(stage)
         started = time.monotonic()
-        status = do(record, stage)
+        status = do(stage)
         signal_number = getattr(do, "asked", 0)
         if status == 0:
-            record.end(stage, time.monotonic() - started)
+            pipeline.end(stage, time.monotonic() - started)
         if status or signal_number:
             return status or 128 + signal_number
-    console.print(status_table(record))
+    console.print(status_table(pipeline))
     return 0

@@ -14,7 +14,6 @@ from collections.abc import Callable
 from decimal import Decimal
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
 
 from compass_jax.base.aliases import Json
 from compass_jax.base.errors import CompassError
@@ -117,22 +116,18 @@ def _check_power(base: ast.expr, exponent: ast.expr, text: str) -> None:
     _check_size(None if named else _value(base, text), size)
 
 
-def literal(text: str, *_: Any) -> list | str:
-    """Returns the text, or the (nested) list of numbers and texts, that a Python literal denotes.
-    Raises AnswerError for other texts.
+def is_inert(text: str) -> bool:
+    """Returns whether Python's `eval` runs nothing of a text: it is a number, a text, a (nested)
+    list of these, or no Python.
     """
-    text = text.strip()
-    _check_form(text)
     try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError, RecursionError, MemoryError, TypeError) as error:
-        raise AnswerError(f"no list: {error}") from error
-    if isinstance(value, str):
-        return value
-    if not isinstance(value, list | tuple):
-        raise AnswerError("no list")
-    _check_items(value)
-    return list(value)
+        _check_form(text)
+        _check_items([ast.literal_eval(text)])
+    except SyntaxError:
+        return True
+    except (ValueError, RecursionError, MemoryError, TypeError):
+        return False
+    return True
 
 
 def _check_items(value: Json) -> None:

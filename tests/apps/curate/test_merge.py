@@ -13,7 +13,6 @@ from compass_jax.apps.curate.merge import (
     Block,
     Linear,
     MergeError,
-    TaskArithmetic,
     Ties,
     kept_count,
     kth_magnitudes,
@@ -147,17 +146,15 @@ def test_the_kth_magnitude_is_exact(values, data):
     assert magnitude.view(F32) == np.sort(np.abs(values[0]))[-k]
 
 
-def test_linear_is_the_weighted_mean_and_task_arithmetic_the_sum():
+def test_linear_is_the_weighted_mean():
     deltas = [[1, 2, 0], [3, -2, 1]]
     assert merged(Linear((1.0, 3.0)), model_of(deltas))[1].tolist() == [2.5, -1.0, 0.75]
-    assert merged(TaskArithmetic((1.0, 3.0)), model_of(deltas))[1].tolist() == [10.0, -4.0, 3.0]
-    assert merged(TaskArithmetic((1.0, -1.0)), model_of(deltas))[1].tolist() == [-2.0, 4.0, -1.0]
 
 
 @pytest.mark.parametrize(
     ("name", "given_settings", "message"),
     [
-        ("best", {}, "method 'best': there is no such method; there are ties, linear,"),
+        ("best", {}, "method 'best': there is no such method; there are ties, linear"),
         ("linear", {"density": [0.2]}, "density: linear has none; it has weights alone"),
         ("ties", {"weights": [1.0]}, "weights: 1 numbers for 2 models"),
         ("ties", {"density": [0.1] * 3}, "density: 3 numbers for 2 models"),
@@ -166,8 +163,8 @@ def test_linear_is_the_weighted_mean_and_task_arithmetic_the_sum():
         ("ties", {"density": [math.nan]}, "density: nan must be"),
         ("ties", {"weights": [1.0, -1.0]}, "weights: -1.0 must be 0, or from 1e-6 to 1e6"),
         ("linear", {"weights": [0.0, 0.0]}, "weights: all are 0"),
-        ("task-arithmetic", {"weights": [math.inf, 1.0]}, "weights: inf must be 0, or of"),
-        ("task-arithmetic", {"weights": [math.nan, 1.0]}, "weights: nan must be"),
+        ("linear", {"weights": [math.inf, 1.0]}, "weights: inf must be 0, or from"),
+        ("linear", {"weights": [math.nan, 1.0]}, "weights: nan must be"),
     ],
 )
 def test_settings_that_cannot_be_are_named(name, given_settings, message):

@@ -66,7 +66,7 @@ def test_blocks_shards_and_their_order_change_no_bit(folders, tmp_path, monkeypa
         np.testing.assert_array_equal(x, parts[tensor])
 
 
-@pytest.mark.parametrize("name", ["ties", "linear", "task-arithmetic"])
+@pytest.mark.parametrize("name", ["ties", "linear"])
 def test_scale_zero_gives_the_base(folders, tmp_path, name):
     out = tensors_of(merge(folders, tmp_path / "out", name, scale=0.0).path)
     base = tensors_of(folders[0])

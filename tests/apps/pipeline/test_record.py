@@ -1,21 +1,20 @@
 """Resuming a pipeline: which stages run, which stages a change makes stale, and which folders
 --redo renames."""
 
-import dataclasses
 import json
 import signal
 
 import pytest
+from evolve import evolve
 from tiny_pipeline import MADE, judged_pipeline
 from tiny_run import tiny_run
 
 from compass_jax.apps.pipeline import run as pipeline_run
-from compass_jax.apps.pipeline.record import Record
 from compass_jax.apps.pipeline.run import OwnProcess, StageEnded, run_pipeline
+from compass_jax.apps.pipeline.stages import Pipeline
+from compass_jax.apps.pipeline.work import OUTPUTS, rl, rows, sft
 from compass_jax.commands.cli import main
 from compass_jax.config import ConfigError
-from compass_jax.config.pipeline import PipelineConfig
-from compass_jax.config.stages import Rl, Rows, Sft, TrainJudge
 from compass_jax.runs.rundir import FolderLock, RunDirectoryInUse
 
 RUN = tiny_run()
@@ -24,19 +23,18 @@ RUN = tiny_run()
 @pytest.fixture(autouse=True)
 def no_report(monkeypatch):
     """Skips the report: the runs of these tests have no metrics."""
-    monkeypatch.setattr(pipeline_run, "report", lambda record, console: None)
+    monkeypatch.setattr(pipeline_run, "report", lambda pipeline, console: None)
 
 
-def config(folder, count=2, **settings):
+def config(folder, count=2, trackers=(), **settings):
     """Returns a pipeline of rows, an SFT on them, other rows, and RL from the SFT."""
-    files = dataclasses.replace(RUN.sft, procedural=(), files=("stage:rows",), **settings)
-    stages = (
-        Rows("rows", f"{MADE}:taught", {"count": count}),
-        Sft("sft", dataclasses.replace(RUN, sft=files)),
-        Rows("other", f"{MADE}:asked", {"count": 1}),
-        Rl("rl", RUN, start="sft"),
-    )
-    return PipelineConfig(stages, str(folder)).validate()
+    pipeline, run = Pipeline(folder), evolve(RUN, trackers=trackers)
+    file = pipeline.add("rows", rows, function=f"{MADE}:taught", count=count)
+    tuned = evolve(run, sft={"procedural": (), "files": (file,), **settings})
+    weights = pipeline.add("sft", sft, run=tuned)
+    pipeline.add("other", rows, function=f"{MADE}:asked", count=1)
+    pipeline.add("rl", rl, run=evolve(run, init_from=weights))
+    return pipeline
 
 
 class Doer:
@@ -48,10 +46,10 @@ class Doer:
         self.ends = ends
         self.done = []
 
-    def __call__(self, record, stage):
+    def __call__(self, stage):
         self.done.append(stage.name)
-        output = record.output(stage.name)
-        if stage.WEIGHTS or isinstance(stage, TrainJudge):
+        output = stage.output
+        if OUTPUTS.get(stage.function, "rl") in ("rl", "hf"):  # weights
             output = output / "checkpoints" / "step_3" / "weights"
             output.parent.mkdir(parents=True, exist_ok=True)
         output.write_text(stage.name)
@@ -79,8 +77,8 @@ def test_a_stage_that_stopped_is_done_again_and_what_is_done_is_not(tmp_path):
 
 
 def test_a_stage_in_the_middle_of_which_the_pipeline_was_killed_is_done_again(tmp_path):
-    record = Record(config(tmp_path))
-    record.begin(record.config.stages[0])  # and the pipeline was killed here
+    pipeline = config(tmp_path)
+    pipeline.begin(pipeline.stages[0])  # and the pipeline was killed here
     do = Doer()
     assert run_pipeline(config(tmp_path), do=do) == 0 and do.done[0] == "rows"
 
@@ -88,9 +86,8 @@ def test_a_stage_in_the_middle_of_which_the_pipeline_was_killed_is_done_again(tm
 def test_a_change_makes_what_follows_stale_and_redo_keeps_the_old_folders(tmp_path):
     do = Doer()
     run_pipeline(config(tmp_path), do=do)
-    changed = config(tmp_path, batch=16, steps=5)
     with pytest.raises(ConfigError) as caught:
-        run_pipeline(changed, do=do)
+        run_pipeline(config(tmp_path, batch=16, steps=5), do=do)
     message = str(caught.value)
     assert "  sft: run.sft.steps was 3, and is 5; run.sft.batch was 8, and is 16\n" in message
     assert (
@@ -98,120 +95,131 @@ def test_a_change_makes_what_follows_stale_and_redo_keeps_the_old_folders(tmp_pa
         and "--redo sft" in message
         and "other:" not in message
     )
-    assert run_pipeline(changed, redo=["sft"], do=do) == 0
+    assert run_pipeline(config(tmp_path, batch=16, steps=5), redo=["sft"], do=do) == 0
     assert do.done[4:] == ["sft", "rl"]
     assert (tmp_path / "02-sft.before-1" / "checkpoints").is_dir()
     assert (tmp_path / "04-rl.before-1").is_dir() and not (tmp_path / "03-other.before-1").exists()
-    assert run_pipeline(changed, redo=["rl"], do=do) == 0 and do.done[6:] == ["rl"]
+    again = config(tmp_path, batch=16, steps=5)
+    assert run_pipeline(again, redo=["rl"], do=do) == 0 and do.done[6:] == ["rl"]
     assert (tmp_path / "04-rl.before-2").is_dir()
 
 
 def test_a_setting_that_changes_no_number_makes_nothing_stale(tmp_path):
+    run_pipeline(config(tmp_path, trackers=("tensorboard",)), do=Doer())
+    assert not config(tmp_path, save_every=2).stale()
+
+
+def test_a_pipeline_whose_folder_moved_goes_on(tmp_path):
+    run_pipeline(config(tmp_path / "here"), do=Doer())
+    (tmp_path / "here").rename(tmp_path / "there")
+    moved, do = config(tmp_path / "there"), Doer()
+    assert not moved.stale() and run_pipeline(moved, do=do) == 0 and do.done == []
+
+
+def test_a_stage_between_others_leaves_what_is_done(tmp_path):
+    run_pipeline(config(tmp_path), do=Doer())
+    longer = Pipeline(tmp_path)
+    file = longer.add("rows", rows, function=f"{MADE}:taught", count=2)
+    longer.add("new", rows, function=f"{MADE}:asked", count=1)
+    tuned = evolve(RUN, trackers=(), sft={"procedural": (), "files": (file,)})
+    assert longer.add("sft", sft, run=tuned) == str(tmp_path / "02-sft")
     do = Doer()
-    run_pipeline(config(tmp_path), do=do)
-    free = config(tmp_path, save_every=2)
-    stages = tuple(
-        dataclasses.replace(stage, run=dataclasses.replace(stage.run, trackers=()))
-        if hasattr(stage, "run")
-        else stage
-        for stage in free.stages
-    )
-    assert not Record(dataclasses.replace(free, stages=stages)).stale()
+    assert run_pipeline(longer, do=do) == 0 and do.done == ["new"]
+    assert (tmp_path / "02-new").is_dir()
+
+
+def with_files(folder, *files):
+    """Returns a pipeline of rows that nothing reads, an SFT on files, and RL from there."""
+    pipeline = Pipeline(folder)
+    pipeline.add("rows", rows, function=f"{MADE}:taught", count=2)
+    run = evolve(RUN, sft={"procedural": (), "files": files})
+    pipeline.add("rl", rl, run=evolve(RUN, init_from=pipeline.add("sft", sft, run=run)))
+    return pipeline
 
 
 def test_a_file_that_changed_is_told_whoever_made_it(tmp_path):
     text = tmp_path / "talks.jsonl"
     text.write_text("{}\n")
-    first, second, *later_stages = config(tmp_path / "out").stages
-    files = dataclasses.replace(second.run.sft, files=(str(text),))
-    second = Sft("sft", dataclasses.replace(second.run, sft=files))
-    pipeline = PipelineConfig((first, second, *later_stages), str(tmp_path / "out")).validate()
+    pipeline = with_files(tmp_path / "out", str(text))
     run_pipeline(pipeline, do=Doer())
-    assert not Record(pipeline).stale()
+    assert not pipeline.stale()
     (tmp_path / "out" / "02-sft" / "metrics.jsonl").write_text("a report may write beside it")
-    assert not Record(pipeline).stale()
+    assert not pipeline.stale()
     text.write_text("{ }\n")
-    assert Record(pipeline).stale() == {
-        "sft": f"{text} holds something else",
-        "rl": "it takes from sft",
-    }
+    assert pipeline.stale() == {"sft": f"{text} holds something else", "rl": "it takes from sft"}
     text.write_text("{}\n")
     (tmp_path / "out" / "01-rows" / "rows.jsonl").write_text("short")
-    assert list(Record(pipeline).stale()) == ["rows"]
-    assert "is not what the stage left there" in Record(pipeline).stale()["rows"]
+    assert list(pipeline.stale()) == ["rows"]
+    assert "is not what the stage left there" in pipeline.stale()["rows"]
 
 
 @pytest.mark.parametrize("ending", ["", "/*.jsonl"])
 def test_a_folder_or_pattern_whose_files_changed_is_told(tmp_path, ending):
-    rows = tmp_path / "talks"
-    rows.mkdir()
-    (rows / "a.jsonl").write_text("{}\n")
-    files = dataclasses.replace(RUN.sft, procedural=(), files=(f"{rows}{ending}",))
-    stages = (Sft("sft", dataclasses.replace(RUN, sft=files)),)
-    pipeline = PipelineConfig(stages, str(tmp_path / "out")).validate()
+    talks = tmp_path / "talks"
+    talks.mkdir()
+    (talks / "a.jsonl").write_text("{}\n")
+    pipeline = with_files(tmp_path / "out", f"{talks}{ending}")
     run_pipeline(pipeline, do=Doer())
-    (rows / "notes.txt").write_text("no rows")
-    assert not Record(pipeline).stale()
-    expected = {"sft": f"{rows}{ending} holds something else"}
-    (rows / "b.jsonl").write_text("{}\n")
-    assert Record(pipeline).stale() == expected
-    (rows / "b.jsonl").unlink()
-    assert not Record(pipeline).stale()
-    (rows / "a.jsonl").write_text("[]\n")
-    assert Record(pipeline).stale() == expected
+    (talks / "notes.txt").write_text("no rows")
+    assert not pipeline.stale()
+    expected = {
+        "sft": f"{talks}{ending} holds something else",
+        "rl": "it takes from sft",
+    }
+    (talks / "b.jsonl").write_text("{}\n")
+    assert pipeline.stale() == expected
+    (talks / "b.jsonl").unlink()
+    assert not pipeline.stale()
+    (talks / "a.jsonl").write_text("[]\n")
+    assert pipeline.stale() == expected
 
 
 def test_rows_are_stale_where_their_functions_file_changed(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text("def mine():\n    yield {'prompt': 'x'}\n")
-    stages = (Rows("rows", f"{file}:mine"),)
-    pipeline = PipelineConfig(stages, str(tmp_path / "out")).validate()
+    pipeline = Pipeline(tmp_path / "out")
+    pipeline.add("rows", rows, function=f"{file}:mine")
     run_pipeline(pipeline, do=Doer())
-    assert not Record(pipeline).stale()
+    assert not pipeline.stale()
     file.write_text("def mine():\n    yield {'prompt': 'y'}\n")
-    assert Record(pipeline).stale() == {"rows": f"{file} holds something else"}
+    assert pipeline.stale() == {"rows": f"{file} holds something else"}
 
 
 def test_a_judge_is_stale_with_its_pairs_and_so_is_the_run_that_it_rewards(tmp_path):
-    pipeline = judged_pipeline(str(tmp_path)).validate()
+    pipeline = judged_pipeline(str(tmp_path))
     run_pipeline(pipeline, do=Doer())
-    assert not Record(pipeline).stale()
+    assert not pipeline.stale()
     (tmp_path / "08-judge" / "judged_rl").mkdir()  # a report in the folder of the weights
-    assert not Record(pipeline).stale()
+    assert not pipeline.stale()
     weights = tmp_path / "08-judge" / "rl" / "checkpoints" / "step_3" / "weights"
     weights.write_text("others")
-    stale = Record(pipeline).stale()
+    stale = pipeline.stale()
     dependents = ["rl", "mined", "again", "exported"]
     assert list(stale) == ["judge", *dependents] and stale["rl"] == "it takes from judge"
     assert stale["judge"] == f"{tmp_path}/08-judge/rl is not what the stage left there"
     weights.write_text("judge")
     (tmp_path / "02-pairs" / "rows.jsonl").write_text("others")
-    assert list(Record(pipeline).stale()) == ["pairs", "judge", *dependents]
+    assert list(pipeline.stale()) == ["pairs", "judge", *dependents]
 
 
 def test_the_settings_of_a_filter_and_a_teacher_make_them_stale(tmp_path):
-    pipeline = judged_pipeline(str(tmp_path)).validate()
+    pipeline = judged_pipeline(str(tmp_path))
     run_pipeline(pipeline, do=Doer())
-    by_name = {stage.name: stage for stage in pipeline.stages}
-    by_name["kept"] = dataclasses.replace(by_name["kept"], low=0.25)
-    teacher = dataclasses.replace(by_name["answered"].settings, samples=3)
-    by_name["answered"] = dataclasses.replace(by_name["answered"], settings=teacher)
-    changed = dataclasses.replace(pipeline, stages=tuple(by_name.values()))
-    stale = Record(changed).stale()
-    assert (
-        stale["kept"].startswith("low was 0.0, and is 0.25")
-        and "settings.samples" in (stale["answered"])
-    )
+    by_name = {stage.name: stage.settings for stage in pipeline.stages}
+    by_name["kept"]["low"] = 0.25
+    by_name["answered"]["settings"] = evolve(by_name["answered"]["settings"], samples=3)
+    stale = pipeline.stale()
+    assert stale["kept"] == "low was 'absent', and is 0.25"
+    assert "settings.samples" in stale["answered"]
     assert stale["rl"] == stale["tuned"].replace("answered", "tuned") == "it takes from tuned"
 
 
 def test_another_kind_of_stage_under_the_name_is_told(tmp_path):
     run_pipeline(config(tmp_path), do=Doer())
-    first_stages = config(tmp_path).stages[:-1]
-    pipeline = PipelineConfig(
-        (*first_stages, Sft("rl", RUN, start="sft")), str(tmp_path)
-    ).validate()
-    assert Record(pipeline).stale() == {"rl": "it was a stage of the kind Rl"}
+    pipeline = config(tmp_path)
+    run = pipeline.stages.pop().settings["run"]
+    pipeline.add("rl", sft, run=run)
+    assert pipeline.stale() == {"rl": "it was a stage of the kind rl"}
 
 
 def test_a_stage_that_is_not_there_cannot_be_redone(tmp_path):
@@ -230,7 +238,7 @@ def test_a_second_pipeline_waits_for_nobody(tmp_path):
 def test_a_damaged_record_is_refused_by_name(tmp_path, text):
     (tmp_path / "pipeline.json").write_text(text)
     with pytest.raises(ConfigError, match=r"pipeline\.json is not what compass pipeline writes"):
-        Record(config(tmp_path))
+        Pipeline(tmp_path)
 
 
 class _Process:
@@ -255,28 +263,28 @@ def test_a_signal_is_passed_on_once_and_its_status_is_the_pipelines(
 ):
     child = _Process(0, lambda: signal.raise_signal(number))  # it ended well at the same moment
     monkeypatch.setattr(pipeline_run.subprocess, "Popen", lambda *args, **options: child)
-    record = Record(config(tmp_path))
     with OwnProcess() as run_stage:
-        assert run_stage(record, record.config.stages[0]) == status
+        assert run_stage(config(tmp_path).stages[0]) == status
     assert child.got == [number]
 
 
 def test_a_stage_that_the_system_killed_is_told(tmp_path, monkeypatch):
     child = _Process(-9, lambda: None)
     monkeypatch.setattr(pipeline_run.subprocess, "Popen", lambda *args, **options: child)
-    record = Record(config(tmp_path))
     with (
         OwnProcess() as run_stage,
         pytest.raises(StageEnded, match=r"rows was ended by SIGKILL.*memory"),
     ):
-        run_stage(record, record.config.stages[0])
+        run_stage(config(tmp_path).stages[0])
 
 
 FILE = """
-from compass_jax.config.pipeline import PipelineConfig
-from compass_jax.config.stages import Rows
+from compass_jax.apps.pipeline.stages import Pipeline
+from compass_jax.apps.pipeline.work import rows
 def pipeline():
-    return PipelineConfig((Rows("rows", {name!r}, {{"count": 2}}),), {out!r})
+    stages = Pipeline({out!r})
+    stages.add("rows", rows, function={name!r}, count=2)
+    return stages
 """
 
 

@@ -10,10 +10,9 @@ import pytest
 from evolve import evolve
 
 from compass_jax.apps.pipeline.run import run_pipeline
-from compass_jax.apps.pipeline.work import work
+from compass_jax.apps.pipeline.stages import Pipeline, Stage
+from compass_jax.apps.pipeline.work import evaluate, rl, rows, sft, train_judge
 from compass_jax.commands.configured import load_config_as
-from compass_jax.config.pipeline import PipelineConfig
-from compass_jax.config.stages import Evaluate, Merge, Rl, Rows, Sft, TrainJudge
 
 CONFIG = str(Path(__file__).parents[3] / "configs" / "compass_max_tiny_cpu.py")
 FEW = {
@@ -28,37 +27,35 @@ FEW = {
 }
 
 
+RUNS = {
+    sft: {"sft": {"steps": 3, "batch": 16}},
+    train_judge: {"sft": {"steps": 40, "batch": 16}, "data": {"eval_prompts": 8}}
+    | {"rl": {"steps": 1, "prompts_per_step": 4, "group_size": 2}},
+    rl: {"rl": {"steps": 1, "prompts_per_step": 8, "group_size": 4}},
+    evaluate: {"evaluation": {"k": 1}},
+}
+
+
 def smaller(stage):
     """Returns the stage with few rows and steps. The judge only learns to answer with one of its
     words.
     """
-    if isinstance(stage, Rows):
-        arguments = tuple((dict(stage.arguments) | FEW[stage.name]).items())
-        return dataclasses.replace(stage, arguments=arguments)
-    if isinstance(stage, Sft):
-        return evolve(stage, run={"sft": {"steps": 3, "batch": 16}})
-    if isinstance(stage, TrainJudge):
-        sft = {"steps": 40, "batch": 16}
-        run = {"sft": sft, "rl": {"steps": 1, "prompts_per_step": 4, "group_size": 2}}
-        return evolve(stage, run=run | {"data": {"eval_prompts": 8}})
-    if isinstance(stage, Rl):
-        return evolve(stage, run={"rl": {"steps": 1, "prompts_per_step": 8, "group_size": 4}})
-    if isinstance(stage, Evaluate):
-        return evolve(stage, run={"evaluation": {"k": 1}})
-    return stage
+    settings = stage.settings
+    if stage.function is rows:
+        settings = settings | FEW[stage.name]
+    if stage.function in RUNS:
+        settings = settings | {"run": evolve(settings["run"], **RUNS[stage.function])}
+    return dataclasses.replace(stage, settings=settings)
 
 
 @pytest.mark.slow
 def test_every_stage_of_the_shipped_pipeline_runs(tmp_path):
-    shipped = load_config_as(CONFIG, PipelineConfig)
-    names = [stage.name for stage in shipped.stages]
+    pipeline = load_config_as(CONFIG, Pipeline, str(tmp_path))
+    names = [stage.name for stage in pipeline.stages]
     assert names.index("rl-reasoning") < names.index("judge") < names.index("rl-domain")
-    config = PipelineConfig(tuple(map(smaller, shipped.stages)), str(tmp_path)).validate()
-
-    def in_this_process(record, stage):
-        return work(record.placed(stage), record.place(stage), record.output)
-
-    assert run_pipeline(config, do=in_this_process) == 0
+    assert "merged" in names
+    pipeline.stages = [smaller(stage) for stage in pipeline.stages]
+    assert run_pipeline(pipeline, do=Stage.run) == 0
     (line,) = (tmp_path / "19-rl-domain" / "metrics.jsonl").read_text().splitlines()
     metrics = json.loads(line)["metrics"]
     assert metrics["reward/judge_refused/mean"] == 0  # no question is too long for the judge
@@ -69,4 +66,3 @@ def test_every_stage_of_the_shipped_pipeline_runs(tmp_path):
     table = json.loads((tmp_path / "results.json").read_text())["stages"]
     assert {"merged", "rl-reasoning", "rl-domain"} <= table.keys()
     assert (tmp_path / "21-export" / "hf" / "config.json").is_file()
-    assert any(isinstance(stage, Merge) for stage in config.stages)

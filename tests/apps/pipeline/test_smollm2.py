@@ -6,13 +6,14 @@ import json
 from pathlib import Path
 
 import pytest
+from evolve import evolve
 
 from compass_jax.apps.pipeline.run import run_pipeline
+from compass_jax.apps.pipeline.stages import Pipeline
+from compass_jax.apps.pipeline.work import rl, sft
 from compass_jax.commands import cli
 from compass_jax.commands.configured import load_config_as
 from compass_jax.config.io import differences
-from compass_jax.config.pipeline import PipelineConfig
-from compass_jax.config.stages import Rl, Sft
 from compass_jax.data.procedural import distinct_entries
 from compass_jax.training.memory import PROCESS_BYTES, estimate
 from compass_jax.weights.hf_config import config_from_dict
@@ -23,21 +24,18 @@ PUBLISHED = (
 )
 
 
-def shipped_config():
-    return load_config_as(NAME, PipelineConfig)
-
-
 def test_every_run_is_of_the_published_model_and_fits_eight_gib():
-    stages = {stage.name: stage for stage in shipped_config().validate().stages}
+    stages = load_config_as(NAME, Pipeline).stages
+    runs = {stage.name: stage.settings["run"] for stage in stages if "run" in stage.settings}
     model = config_from_dict(json.loads(PUBLISHED.read_text()))
     for name in ("sft", "rl", "evaluation"):
-        assert set(differences(model, stages[name].run.model)) <= {"init_std"}
-        assert stages[name].run.data.tokenizer == "stage:model"
+        assert set(differences(model, runs[name].model)) <= {"init_std"}
+        assert runs[name].data.tokenizer == f"runs/{NAME}/01-model/hf"
     for name in ("sft", "rl"):
-        run = stages[name].run
+        run = runs[name]
         need = estimate(run.policy, getattr(run, name))._replace(process=PROCESS_BYTES)
         assert 5 < need.total / 2**30 < 8, need
-    (source,) = stages["rl"].run.data.sources
+    (source,) = runs["rl"].data.sources
     assert len(distinct_entries(source, 0)) == source.size
 
 
@@ -64,35 +62,35 @@ def test_without_the_package_the_message_says_what_to_install(monkeypatch):
         names["pipeline"]()
 
 
+ROUNDS = {"dynamic_rounds": 1}
+
+
 def short(stage):
     """Returns the stage with one step of SFT or two of RL, on few and short sequences."""
-    if isinstance(stage, Sft):
-        sft = dataclasses.replace(stage.run.sft, steps=1, batch=2)
-        return dataclasses.replace(stage, run=dataclasses.replace(stage.run, sft=sft))
-    if not isinstance(stage, Rl):
+    changes = {
+        sft: {"sft": {"steps": 1, "batch": 2}},
+        rl: {"rollout": {"slots": 2, "max_new_tokens": 8}}
+        | {"rl": {"steps": 2, "prompts_per_step": 2, "group_size": 2, "zero_variance": ROUNDS}},
+    }
+    if stage.function not in changes:
         return stage
-    zero = dataclasses.replace(stage.run.rl.zero_variance, dynamic_rounds=1)
-    rl = dataclasses.replace(
-        stage.run.rl, steps=2, prompts_per_step=2, group_size=2, zero_variance=zero
-    )
-    rollout = dataclasses.replace(stage.run.rollout, slots=2, max_new_tokens=8)
-    return dataclasses.replace(stage, run=dataclasses.replace(stage.run, rl=rl, rollout=rollout))
+    run = evolve(stage.settings["run"], **changes[stage.function])
+    return dataclasses.replace(stage, settings={"run": run})
 
 
 @pytest.mark.slow
 def test_the_imported_model_is_tuned_trained_for_two_steps_and_exported(tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    shipped = shipped_config()
-    stages = tuple(short(stage) for stage in shipped.stages if stage.name != "evaluation")
-    config = dataclasses.replace(shipped, stages=stages, run_dir=str(tmp_path / "run"))
-    assert run_pipeline(config.validate()) == 0
+    pipeline = load_config_as(NAME, Pipeline, str(tmp_path / "run"))
+    pipeline.stages = [short(stage) for stage in pipeline.stages if stage.name != "evaluation"]
+    assert run_pipeline(pipeline) == 0
     lines = (tmp_path / "run/03-rl/metrics.jsonl").read_text().splitlines()
     steps = [json.loads(line) for line in lines if json.loads(line)["stage"] == "rl"]
     assert [line["step"] for line in steps] == [1, 2]
     assert all(line["metrics"]["memory/peak_gib"] < 8 for line in steps)
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run/04-export/hf")
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run/04-export/hf")
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "run/05-export/hf")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "run/05-export/hf")
     chat = [{"role": "user", "content": "How many legs have 3 dogs and 2 birds?"}]
     inputs = tokenizer.apply_chat_template(
         chat, add_generation_prompt=True, return_tensors="pt", return_dict=True

@@ -1,6 +1,5 @@
 """Whole pipelines, whose stages work in this process or in processes that are killed."""
 
-import dataclasses
 import json
 import os
 import shutil
@@ -13,26 +12,22 @@ from pathlib import Path
 
 import pytest
 import quick_compile
+from evolve import evolve
 from tiny_pipeline import MADE, tiny_pipeline
 from tiny_run import tiny_run
 
 from compass_jax.apps.curate.merge_folders import RECORD
 from compass_jax.apps.pipeline import results as pipeline_results
-from compass_jax.apps.pipeline.record import Record
 from compass_jax.apps.pipeline.results import markdown, results, rows
 from compass_jax.apps.pipeline.run import run_pipeline
-from compass_jax.apps.pipeline.work import work
+from compass_jax.apps.pipeline.stages import Pipeline, Stage
+from compass_jax.apps.pipeline.work import evaluate, merge, prepare, sft
+from compass_jax.apps.pipeline.work import rows as write_rows
 from compass_jax.config import ConfigError
-from compass_jax.config.pipeline import PipelineConfig
 from compass_jax.config.prepare import PrepareConfig
-from compass_jax.config.stages import Evaluate, Merge, Prepare, Rows, Sft
 from compass_jax.data.preferences import read_preferences
 
 HERE = Path(__file__).parent
-
-
-def in_this_process(record, stage):
-    return work(record.placed(stage), record.place(stage), record.output)
 
 
 def test_rows_are_cleaned_learnt_merged_and_measured(tmp_path, monkeypatch):
@@ -40,30 +35,27 @@ def test_rows_are_cleaned_learnt_merged_and_measured(tmp_path, monkeypatch):
     monkeypatch.setattr(
         pipeline_results, "run_report", lambda *arguments: reported.append(arguments[:2])
     )
-    run = dataclasses.replace(tiny_run(), trackers=(), show_samples_every=0)
-    taught = dataclasses.replace(run, sft=dataclasses.replace(run.sft, procedural=(), steps=1))
-    clean = PrepareConfig(("stage:taught",), against=("stage:asked",), similarity=0)
-    config = PipelineConfig(
-        (
-            Rows("asked", f"{MADE}:asked", {"count": 1}),
-            Rows("taught", f"{MADE}:taught", {"count": 8}),
-            Prepare("clean", clean),
-            Sft("base", taught),
-            Sft("a", taught),
-            Sft("b", taught, start="base"),
-            Merge("merged", ("a", "b"), density=(0.5,), routers="base"),
-            Evaluate("measured", run, of=("merged",)),
-        ),
-        str(tmp_path),
-    ).validate()
+    pipeline, run = Pipeline(tmp_path), evolve(tiny_run(), trackers=(), show_samples_every=0)
+    asked = pipeline.add("asked", write_rows, function=f"{MADE}:asked", count=1)
+    taught = pipeline.add("taught", write_rows, function=f"{MADE}:taught", count=8)
+    settings = PrepareConfig((taught,), against=(asked,), similarity=0)
+    clean = pipeline.add("clean", prepare, settings=settings)
+    tuned = evolve(run, sft={"procedural": (), "files": (clean,), "steps": 1})
+    base = pipeline.add("base", sft, run=tuned)
+    parents = tuple(
+        pipeline.add(name, sft, run=evolve(tuned, init_from=base)) for name in ("a", "b")
+    )
+    choices = {"density": (0.5,), "routers": "base"}
+    merged = pipeline.add("merged", merge, base=base, parents=parents, **choices)
+    pipeline.add("measured", evaluate, run=run, of={"merged": merged})
 
-    def do(record, stage):
+    def do(stage):
         if stage.name not in ("a", "b"):
-            return in_this_process(record, stage)
-        shutil.copytree(record.output("base"), record.place(stage), dirs_exist_ok=True)
+            return stage.run()
+        shutil.copytree(base, stage.output, dirs_exist_ok=True)
         return 0
 
-    assert run_pipeline(config, do=do) == 0
+    assert run_pipeline(pipeline, do=do) == 0
     train_rows = (tmp_path / "03-clean" / "train.jsonl").read_text().splitlines()
     assert len(train_rows) == 8 and "0 + 1" in train_rows[0]
     base_config = json.loads((tmp_path / "04-base" / "config.json").read_text())
@@ -101,30 +93,30 @@ def test_the_table_has_a_row_for_each_stage_and_a_column_for_each_set():
 
 
 def test_a_function_that_gives_no_row_is_refused(tmp_path):
-    stage = Rows("none", f"{MADE}:none", {"count": 1})
-    config = PipelineConfig((stage,), str(tmp_path)).validate()
+    pipeline = Pipeline(tmp_path)
+    pipeline.add("none", write_rows, function=f"{MADE}:none", count=1)
     with pytest.raises(ConfigError, match="none': it gave no row"):
-        run_pipeline(config, do=in_this_process)
+        run_pipeline(pipeline, do=Stage.run)
 
 
 def test_weights_that_were_measured_are_not_measured_again(tmp_path):
-    config = tiny_pipeline(str(tmp_path)).validate()
-    record, stage = Record(config), config.stages[4]
-    for name in stage.of:
-        folder = record.begin(dataclasses.replace(stage, of=(), run=tiny_run())) / name
-        folder.mkdir()
+    pipeline = tiny_pipeline(str(tmp_path))
+    stage = pipeline.stages[4]
+    for name in ("base", "rl"):
+        folder = stage.folder / name
+        folder.mkdir(parents=True)
         text = json.dumps({"sets": {"sum": {"avg_at_k": 0.5, "avg_at_k_se": 0.1}}})
         (folder / "summary.json").write_text(text)
-    assert in_this_process(record, stage) == 0
-    assert list(results(record)) == ["base", "rl"]
+    assert stage.run() == 0
+    assert list(results(pipeline)) == ["base", "rl"]
 
 
 FILE = """
 import sys
 sys.path[:0] = {path!r}
 import tiny_pipeline as tiny
-def pipeline():
-    return tiny.{name}()
+def pipeline(folder):
+    return tiny.{name}(folder)
 """
 
 

@@ -2,7 +2,6 @@
 file remains."""
 
 import errno
-import io
 import json
 from pathlib import Path
 
@@ -70,13 +69,12 @@ def test_a_log_that_is_cut_stays_as_it_was(tmp_path, monkeypatch):
 
 
 def test_rows_of_a_pipeline_leave_no_temporary_file(tmp_path, monkeypatch):
-    from compass_jax.apps.pipeline import work
-    from compass_jax.config.stages import Rows
+    from compass_jax.apps.pipeline.work import rows
 
     code = tmp_path / "rows.py"
     code.write_text("def rows():\n    yield {'a': 1}\n    raise OSError(28, 'No space left')\n")
     folder = tmp_path / "stage"
     folder.mkdir()
     with pytest.raises(OSError, match="No space"):
-        work._rows(Rows("rows", function=f"{code}:rows"), folder, io.StringIO())
+        rows(folder, function=f"{code}:rows")
     assert list(folder.iterdir()) == []
