@@ -9,11 +9,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 from evolve import evolve
+from logged import numbers
 from tiny_run import tiny_run
 
 from compass_jax.base.programs import Program, Result, struct
-from compass_jax.config import MeshConfig
-from compass_jax.training import loop, rl
+from compass_jax.config import MeshConfig, ZeroVarianceConfig
+from compass_jax.rl.objectives.grpo import Grpo
+from compass_jax.training import loop, rl, step
 from compass_jax.training.ahead import CompileAhead, compile_first
 from compass_jax.training.learner import Learner
 from compass_jax.training.rl import run_rl
@@ -54,6 +56,7 @@ def wrong(x):
     raise ValueError("this cannot be traced")
 
 
+RAW = ZeroVarianceConfig(rl_zvp=False)
 X = struct((5,), jnp.float32)
 
 
@@ -111,6 +114,48 @@ def test_a_run_of_several_processes_ends_before_its_first_rollout(tmp_path, monk
     assert not (folder / "evaluation_start").exists()
     assert not (folder / "rollouts.jsonl").exists()
     assert not list(folder.glob("checkpoints/step_*"))
+
+
+class Unrunnable:
+    """A program that compiles, and for which there is no memory when it runs."""
+
+    lower = step.pull.lower
+
+    def __call__(self, *_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+
+def test_a_gradient_that_does_not_run_ends_the_run_before_its_first_rollout(tmp_path, monkeypatch):
+    """It names the bucket and the reason."""
+    monkeypatch.setattr(rl, "process_index_and_count", lambda: (0, 2))
+    config = evolve(tiny_run(), run_dir=str(tmp_path / "run"), evaluation={"start": True})
+    monkeypatch.setattr(step, "pull", Unrunnable())
+    with pytest.raises(jax.errors.JaxRuntimeError, match="out of memory") as failed:
+        run_rl(evolve(config, model={"layers": 1}))
+    assert "a gradient of rows of 56 tokens failed" in failed.value.__notes__[0]
+    folder = tmp_path / "run"
+    assert not (folder / "evaluation_start").exists()
+    assert not (folder / "rollouts.jsonl").exists()
+    assert not list(folder.glob("checkpoints/step_*"))
+
+
+def test_empty_gradients_run_the_listed_programs_and_change_nothing(tmp_path, lowered, monkeypatch):
+    config = evolve(tiny_run(), model={"layers": 1}, rl={"steps": 1, "buckets": (32, 56)})
+    config = evolve(config, rl={"objective": Grpo(kl_coef=0.1), "zero_variance": RAW})
+    run_empty, unlisted = rl.run_empty, []
+
+    def counted(*arguments):
+        listed = lowered.copy()
+        run_empty(*arguments)
+        unlisted.extend(name for name, _ in lowered - listed)
+
+    monkeypatch.setattr(rl, "run_empty", counted)
+    run_rl(evolve(config, run_dir=str(tmp_path / "one")))
+    monkeypatch.setattr(rl, "process_index_and_count", lambda: (0, 2))
+    run_rl(evolve(config, run_dir=str(tmp_path / "two")))
+    large = {"prepare", "forward_and_pullback", "_objective_gradient", "pull", "accumulate"}
+    assert "empty" in unlisted and not large & set(unlisted)
+    assert numbers(tmp_path / "one") == numbers(tmp_path / "two")
 
 
 @pytest.mark.slow
