@@ -14,13 +14,14 @@ import jax
 import numpy as np
 
 from compass_jax.base.aliases import Tree
-from compass_jax.base.programs import Program
+from compass_jax.base.programs import Program, struct
 from compass_jax.base.records import StepArrays
 from compass_jax.model.moe import empty_routes
 from compass_jax.rl.bucketing import plan, row_counts
 from compass_jax.rl.row_plan import UpdatePlan
 from compass_jax.runs.compiler_clock import COMPILER
 from compass_jax.training.learner import Learner
+from compass_jax.training.programs import training_programs
 
 
 class CompileAhead:
@@ -49,6 +50,19 @@ class CompileAhead:
         with contextlib.suppress(Exception):
             programs = itertools.takewhile(lambda _: not self._enough.is_set(), self._programs)
             self.compiled.extend(_compiled(programs))
+
+
+def every_program(learner: Learner) -> Iterator[Program]:
+    """Returns the programs of `Learner.train` for every number of rows that a micro-batch may have,
+    so that none is compiled between steps.
+    """
+    mesh = learner.model.placement is not None
+
+    def abstract(x: jax.Array) -> jax.ShapeDtypeStruct:
+        return struct(x.shape, x.dtype, x.sharding if mesh else None)
+
+    state, params = jax.tree.map(abstract, (learner.state, learner.params))
+    return training_programs(learner.config, learner.model, state, params)
 
 
 def compile_first(programs: Iterable[Program], progress: Callable[[int], None]) -> None:

@@ -35,7 +35,7 @@ from compass_jax.runs.machine import record_machine
 from compass_jax.runs.profile import check_steps, traced
 from compass_jax.runs.rundir import RunDir
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.training.ahead import compile_first, run_empty
+from compass_jax.training.ahead import compile_first, every_program, run_empty
 from compass_jax.training.building import Building, OpenTransport
 from compass_jax.training.episodes import check_episodes, open_episodes
 from compass_jax.training.evaluations import Evaluations
@@ -213,7 +213,7 @@ def _run_first(trainer: RLTrainer) -> None:
     """Compiles the training's programs, and runs its gradients on a step without samples."""
     learner, rl = trainer.learner, trainer.rl
     learner.progress = progress = partial(trainer.telemetry.phase, "compiling")
-    compile_first(learner.programs(), progress)
+    compile_first(every_program(learner), progress)
     absent = [Group(Prompt.of_tokens((0,), 0), (), ())] * rl.prompts_per_step
     columns = columns_of(rl, trainer.config.data.labelled)
     options = rl.capacity, rl.buckets[-1], rl.shaping.repetition_ngram, None, columns
