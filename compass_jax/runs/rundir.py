@@ -40,6 +40,8 @@ MAY_CHANGE = frozenset(
         "keep_checkpoints",
         "log.groups",
         "log.tokens",
+        "log.part_steps",
+        "log.stall_s",
         "rewards.code",  # set by the code that opens the run
         *(f"rewards.judge.{name}" for name in ("endpoint", "key_env", "timeout_s")),
         *(f"rewards.judge.{name}" for name in ("retries", "requests")),

@@ -139,6 +139,7 @@ def rl_steps(
             trackers=config.trackers,
             settings=to_plain(config),
             stall_s=stall_s(config.log),
+            part_steps=config.log.part_steps,
         ) as telemetry,
     ):
         if pool is not None:
