@@ -33,7 +33,7 @@ def mine_file(path: str, per_group: int, last_steps: int = 0) -> list[dict[str, 
     """Returns the rows mined from a rollouts.jsonl, of its last steps (0: of all), without
     duplicates. Raises DataError, naming file and line, for a row that is no group.
     """
-    parts = log_parts(Path(path)) or [path]
+    parts = log_parts(Path(path)) or [Path(path)]
     groups = [row for part in parts for _, row in read_rows(str(part), FIELDS, None)]
     first = max(group["step"] for group in groups) - last_steps if last_steps else 0
     rows = preferences_of((group for group in groups if group["step"] > first), per_group)
