@@ -1,7 +1,7 @@
 """The directory of one run: one process at a time, one configuration for its whole life.
 
 config.json  metrics.jsonl  evaluation.json  rollouts.jsonl  tokens.jsonl  verdicts.jsonl
-checkpoints/  evaluation_start/  evaluation/  tb/  trackers/  machine.json  .lock
+checkpoints/  in_flight/  evaluation_start/  evaluation/  tb/  trackers/  machine.json  .lock
 """
 
 from __future__ import annotations
