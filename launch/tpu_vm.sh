@@ -15,7 +15,8 @@ launch/tpu_vm.sh COMMAND OPTIONS [-- TRAINING COMMAND]
   status   state of the slice, and of the command on every worker
   stop     SIGTERM to the command on every worker: a run saves and leaves; watch does not start it again
   resume   create where the slice is gone or preempted, copy, run; leaves a running command alone
-  watch    resume and logs, again after every preemption or lost worker, until the command ends; then says how to delete the slice
+  watch    resume and logs, again after every preemption or lost worker, until the command ends; then says how to delete the slice.
+           After a failure it prints the last lines of all workers
   delete   deletes the slice (and its place in the queue)
 
   --name N --zone Z --project P   which slice; always needed
@@ -331,6 +332,12 @@ settled_outcome() {
   done
 }
 
+# What every worker said last: the one that was followed may only have noticed another's failure.
+last_lines() {
+  note "$name: the last lines of all workers:"
+  on_workers all 'compass/launch/worker.sh last' || note "$name: not every worker answers"
+}
+
 # Calls of this script, so that what fails in one ends that one alone. Gives up when resume fails five times in a row, and when workers are
 # lost five times in a row soon after a start: then it is the command that loses them. 143 without a stop: the VM was being taken away.
 attend() {
@@ -346,13 +353,14 @@ attend() {
       if [[ $dry_run ]]; then note "and again after every preemption, until the command ends"; fi
       if [[ $dry_run || $status -eq 0 ]]; then return; fi
       result=$(settled_outcome)
+      case $result in gone | running | 0 | *143) ;; *) last_lines ;; esac
       case $result in
         gone | running | 143) note "$name: lost it (status $status)" ;;
         75 | 134)
           if [[ $lasted_s -lt 600 ]]; then losses=$((losses + 1)); else losses=0; fi
           note "$name: a worker was lost (status $result)"
           if [[ $losses -eq 5 ]]; then
-            note "$name: the fifth time in a row within 10 minutes of a start: giving up; logs --worker N shows what another worker said"
+            note "$name: the fifth time in a row within 10 minutes of a start: giving up"
             return "$result"
           fi
           ;;

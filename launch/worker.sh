@@ -90,6 +90,9 @@ follow() {
   exit "$(cat "$state/status")"
 }
 
+# The log's last lines, each behind the worker's name: they come beside those of other workers.
+last() { tail -qn 30 "$state/log" 2>/dev/null | cut -c -300 | sed "s/^/$(hostname): /"; }
+
 status() {
   local stopped=''
   if [[ -e $state/stopped ]]; then stopped=', stopped'; fi

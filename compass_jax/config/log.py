@@ -9,8 +9,8 @@ from compass_jax.config.ranges import CountOrOff, Section
 
 @dataclass(frozen=True)
 class LogConfig(Section):
-    """The samples that a run logs, for `compass show` and `compass report`, and how long it may log
-    nothing.
+    """The samples that a run logs, for `compass show` and `compass report`, the parts of its logs,
+    and how long it may log nothing.
     """
 
     groups: CountOrOff = 4
@@ -23,4 +23,8 @@ class LogConfig(Section):
     """Time without progress (seconds) after which a process of a run with several ends, with its
     stacks on stderr; 0: never. Evaluated prompts, finished samples, micro-batches and saves are
     progress (docs/howto/failures.md).
+    """
+    part_steps: CountOrOff = 0
+    """Steps of each part of metrics.jsonl, rollouts.jsonl and tokens.jsonl (a count); 0: 50 where
+    the run directory is on a mounted bucket, else all.
     """

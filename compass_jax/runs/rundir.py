@@ -1,7 +1,7 @@
 """The directory of one run: one process at a time, one configuration for its whole life.
 
 config.json  metrics.jsonl  evaluation.json  rollouts.jsonl  tokens.jsonl  verdicts.jsonl
-checkpoints/  evaluation_start/  evaluation/  tb/  trackers/  machine.json  .lock
+checkpoints/  in_flight/  evaluation_start/  evaluation/  tb/  trackers/  machine.json  .lock
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ MAY_CHANGE = frozenset(
         "keep_checkpoints",
         "log.groups",
         "log.tokens",
+        "log.part_steps",
+        "log.stall_s",
         "rewards.code",  # set by the code that opens the run
         *(f"rewards.judge.{name}" for name in ("endpoint", "key_env", "timeout_s")),
         *(f"rewards.judge.{name}" for name in ("retries", "requests")),

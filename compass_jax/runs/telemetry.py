@@ -17,7 +17,7 @@ from pathlib import Path
 from rich.console import Console
 
 from compass_jax.base.aliases import JsonMapping, JsonObject
-from compass_jax.runs.logfile import LogError, LogFile
+from compass_jax.runs.logfile import BUCKET_STEPS, LogError, LogFile, is_on_bucket
 from compass_jax.runs.screen import Screen
 from compass_jax.runs.trackers.board import Board
 from compass_jax.runs.trackers.opened import open_trackers
@@ -40,7 +40,8 @@ class Telemetry:
     `check` is called before each write and raises if the run directory was replaced. Of several
     processes one writes; the others (`writes` is False) record and show nothing. `trackers` get the
     same numbers, with `settings` (the run's configuration in JSON's types). A process that shows no
-    phase for `stall_s` seconds ends (0: never).
+    phase for `stall_s` seconds ends (0: never). `part_steps` are those of each part of a file (0:
+    BUCKET_STEPS on a bucket, else all).
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Telemetry:
         trackers: Sequence[str] = ("tensorboard",),
         settings: JsonMapping | None = None,
         stall_s: float = 0.0,
+        part_steps: int = 0,
     ):
         self._watchdog = Watchdog(stall_s)
         self.run_dir = Path(run_dir)
@@ -70,7 +72,10 @@ class Telemetry:
         self.check = check
         self.lost_log = lost_log
         names = ("metrics", "rollouts", "tokens") if writes else ()
-        self._files = {name: LogFile(self.run_dir / f"{name}.jsonl", stage) for name in names}
+        part_steps = part_steps or BUCKET_STEPS * is_on_bucket(self.run_dir)
+        self._files = {
+            name: LogFile(self.run_dir / f"{name}.jsonl", stage, part_steps) for name in names
+        }
         self._last_step = 0
         self.screen = Screen(self.console, stage, total_steps, every_s)
         self.screen.begin(0)

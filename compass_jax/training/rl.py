@@ -14,6 +14,7 @@ import jax
 
 from compass_jax.base.aliases import JsonObject
 from compass_jax.base.errors import STRICT
+from compass_jax.base.records import Group, Prompt
 from compass_jax.config import RunConfig
 from compass_jax.config.curriculum import largest_stage
 from compass_jax.config.io import to_plain
@@ -24,6 +25,7 @@ from compass_jax.devices.distributed import (
     is_main_process,
     process_index_and_count,
 )
+from compass_jax.experience.assemble import assemble, columns_of
 from compass_jax.experience.scorer import open_scorer
 from compass_jax.rewards.checks import code_of
 from compass_jax.rewards.detect import notice
@@ -33,7 +35,7 @@ from compass_jax.runs.machine import record_machine
 from compass_jax.runs.profile import check_steps, traced
 from compass_jax.runs.rundir import RunDir
 from compass_jax.runs.telemetry import Telemetry
-from compass_jax.training.ahead import compile_first
+from compass_jax.training.ahead import compile_first, every_program, run_empty
 from compass_jax.training.building import Building, OpenTransport
 from compass_jax.training.episodes import check_episodes, open_episodes
 from compass_jax.training.evaluations import Evaluations
@@ -137,6 +139,7 @@ def rl_steps(
             trackers=config.trackers,
             settings=to_plain(config),
             stall_s=stall_s(config.log),
+            part_steps=config.log.part_steps,
         ) as telemetry,
     ):
         if pool is not None:
@@ -182,7 +185,7 @@ def _run_stage(
             telemetry.note(line)
         carry_tokenizer(config.directory, config.data.tokenizer)
     if process_index_and_count()[1] > 1 and trainer.done_steps < trainer.stage.end:
-        compile_first(trainer.learner.programs(), partial(telemetry.phase, "compiling"))
+        _run_first(trainer)
     if trainer.stage.total:
         telemetry.note(stage_line(trainer.rl, config.rollout, trainer.stage))
     steps = traced(
@@ -205,6 +208,17 @@ def _run_stage(
                 f"step {trainer.done_steps + 1}: {error}; mend it, then run the same command again:"
                 " it continues from the newest checkpoint"
             ) from error
+
+
+def _run_first(trainer: RLTrainer) -> None:
+    """Compiles the training's programs, and runs its gradients on a step without samples."""
+    learner, rl = trainer.learner, trainer.rl
+    learner.progress = progress = partial(trainer.telemetry.phase, "compiling")
+    compile_first(every_program(learner), progress)
+    absent = [Group(Prompt.of_tokens((0,), 0), (), ())] * rl.prompts_per_step
+    columns = columns_of(rl, trainer.config.data.labelled)
+    options = rl.capacity, rl.buckets[-1], rl.shaping.repetition_ngram, None, columns
+    run_empty(learner, assemble(absent, *options, () if rl.held_groups else None))
 
 
 def _header(trainer: RLTrainer) -> list[str]:

@@ -4,8 +4,10 @@ each part of the run by its name.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
 import jax
@@ -21,14 +23,17 @@ from compass_jax.model.transformer import Transformer, init_params
 from compass_jax.training import optim, trained
 from compass_jax.training.hooks.base import Hooks
 from compass_jax.training.learner import Learner
-from compass_jax.weights import checkpoint
+from compass_jax.weights import checkpoint, digests
 from compass_jax.weights.adapters import adapter_meta, check_base
 from compass_jax.weights.checkpoint import CheckpointMismatch, Checkpoints, ValidCheckpoint
+from compass_jax.weights.manifest import META
 from compass_jax.weights.recorded import check_recorded_routes
 from compass_jax.weights.start import VOCAB_ROWS, first_parameters
 from compass_jax.weights.state import joined, shapes, split
 
 PENDING, IN_META = "pending", "in_meta"  # the samples in flight; the arrays that `meta` has
+IN_FLIGHT = "in_flight"  # the folder with what came after the newest checkpoint
+OF = "of"  # the digest of that checkpoint's meta.json
 
 
 class Stateful(Protocol):
@@ -59,15 +64,14 @@ class SavedRun:
     parts: Mapping[str, Stateful]
     hooks: Hooks
     vocab_rows: int = 0
+    # step and policy version of the newest checkpoint, and the digest of its meta.json
+    _newest: tuple[int, int, str] = (-1, -1, "")
 
     def save(self, step: int, learner: Learner, *, wait: bool = True) -> None:
-        """Writes checkpoint `step`, with the unfinished samples; in the background unless
-        `wait`.
+        """Writes checkpoint `step`, with the unfinished samples; in the background unless `wait`.
+        Where the checkpoint of this step has the learner, writes what has come since alone: a
+        preemption may leave too little time for the rest.
         """
-        arrays: JsonObject = {"state": stack(learner.state)}
-        # The reference of adapters is their base, which init_from names.
-        if learner.reference is not None and learner.frozen is None:
-            arrays["reference"] = stack(learner.reference)
         meta, in_meta = split(
             {
                 "kind": "rl",
@@ -79,31 +83,62 @@ class SavedRun:
                 **{name: part.state() for name, part in self.parts.items()},
             }
         )
+        if in_meta and self._newest[:2] == (step, learner.version):
+            self.checkpoints.wait()
+            with Checkpoints(self._in_flight, self.config.model, keep=1) as samples:
+                samples.save(step, {IN_META: in_meta}, {**meta, OF: self._newest[2]}, wait=True)
+            return
+        arrays: JsonObject = {"state": stack(learner.state)}
+        # The reference of adapters is their base, which init_from names.
+        if learner.reference is not None and learner.frozen is None:
+            arrays["reference"] = stack(learner.reference)
         if in_meta:
             arrays[IN_META] = in_meta
         self.checkpoints.save(step, arrays, meta, wait=wait)
+        digest = digests.of_bytes(json.dumps(meta).encode()).value
+        self._newest = step, learner.version, digest
+
+    @property
+    def _in_flight(self) -> str:
+        return f"{self.config.directory}/{IN_FLIGHT}"
+
+    def newest_samples(self, newest: ValidCheckpoint) -> ValidCheckpoint:
+        """Returns the save of the samples that were in flight after a checkpoint, or the
+        checkpoint.
+        """
+        step = newest.manifest.step
+        if not Path(self._in_flight).is_dir() or checkpoint.latest(self._in_flight) != step:
+            return newest
+        samples = checkpoint.find(self._in_flight, step)
+        return samples if samples.meta()[OF] == newest.manifest.files[META].value else newest
 
     def restore(
         self, newest: ValidCheckpoint, model: Transformer, tell: Callable[[str], None]
     ) -> Learner:
         """Returns to a checkpoint; returns its learner."""
-        config, meta = self.config, newest.meta()
+        samples = self.newest_samples(newest)
+        config, meta = self.config, samples.meta()
         if meta.get(PENDING) and "samples" not in meta[PENDING]:
             raise CheckpointMismatch(
                 f"{newest.path} has unfinished samples in the form of an earlier version: continue"
                 " with that version to the end of the step, or remove this checkpoint to repeat the"
                 " steps after the one before it"
             )
-        abstract = self._abstract(model)
-        if in_meta := shapes(meta):
-            abstract[IN_META] = self._with_places(in_meta)
+        abstract, in_meta = self._abstract(model), shapes(meta)
+        abstract_samples = {IN_META: self._with_places(in_meta)} if in_meta else {}
         # A checkpoint of adapters does not have their base.
         frozen = (
             first_parameters(config.init_from, config.seed, model) if config.lora.acts else None
         )
         if frozen is not None:
             check_base(newest.path, meta, frozen)
-        _, arrays, meta = checkpoint.restore(newest, abstract, model=config.model)
+        if samples is newest:
+            abstract |= abstract_samples
+        arrays = checkpoint.restore(
+            newest, abstract, model=config.model, subset=samples is not newest
+        )[1]
+        if samples is not newest:
+            arrays |= checkpoint.restore(samples, abstract_samples, model=config.model)[1]
         state, reference = (
             in_layout(arrays.get(name), model.layout) for name in ("state", "reference")
         )
@@ -119,8 +154,11 @@ class SavedRun:
         states = meta.get("hooks", {"guard": meta.get("guard", {})})
         self.hooks.restore(states, newest.manifest.step, tell)
         if meta[PENDING]:
-            self._restore_in_flight(meta[PENDING], str(newest.path))
-        return Learner(config.learner, model, state, reference, frozen, config.directory)
+            self._restore_in_flight(meta[PENDING], str(samples.path))
+        learner = Learner(config.learner, model, state, reference, frozen, config.directory)
+        digest = newest.manifest.files[META].value
+        self._newest = newest.manifest.step, learner.version, digest
+        return learner
 
     def earlier(self, last: int, learner: Learner) -> tuple[int, Learner]:
         """Returns the newest checkpoint's step up to `last` with a learner in its state; step 0,

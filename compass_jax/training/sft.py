@@ -286,6 +286,7 @@ def run_sft(
             trackers=config.trackers,
             settings=to_plain(config),
             stall_s=stall_s(config.log),
+            part_steps=config.log.part_steps,
         ) as telemetry,
     ):
         telemetry.phase("loading")

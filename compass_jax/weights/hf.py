@@ -49,6 +49,7 @@ from compass_jax.weights.safetensors_io import (
     write_json,
 )
 from compass_jax.weights.stored import StoredArray
+from compass_jax.weights.whole import loaded
 
 _SHOWN = 3  # tensors named in a message
 FUSED = "experts.gate_up_proj"
@@ -123,18 +124,14 @@ def load_params(
 ) -> Tree:
     """Returns the parameters of a Hugging Face folder in the stacked layout.
 
-    `shardings` is a tree of jax.sharding.Sharding like the parameters; each device then reads only
-    its part. The other arguments, and the errors, are those of `lazy_params`; WeightsError also
+    `shardings` is a tree of jax.sharding.Sharding like the parameters; each process then reads only
+    a part. The other arguments, and the errors, are those of `lazy_params`; WeightsError also
     for weights that are not finite in `param_dtype`.
     """
     params = lazy_params(folder, config, param_dtype, vocab_rows)
     if shardings is None:
         return jax.tree.map(lambda x: jax.device_put(x.read((slice(None),) * len(x.shape))), params)
-    return jax.tree.map(
-        lambda x, sharding: jax.make_array_from_callback(x.shape, sharding, x.read),
-        params,
-        shardings,
-    )
+    return jax.tree.map(loaded, params, shardings)
 
 
 def lazy_params(

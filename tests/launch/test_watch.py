@@ -1,5 +1,6 @@
 """launch/tpu_vm.sh watch: when it resumes, when it ends, and with which status."""
 
+import socket
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -67,8 +68,15 @@ def test_watch_follows_again_where_only_the_connection_was_lost(fakes):
     fakes.answer("worker.sh follow", status=1)
     done = fakes.vm("watch", *FIXED, *TRAIN)
     assert done.returncode == 5
-    last_calls = [ASK_NODE, ssh(ASK), FOLLOW, ASK_NODE, ssh(ASK)]
-    assert fakes.calls() == [ASK_NODE, *resumed(fakes), FOLLOW, ASK_NODE, ssh(ASK), *last_calls]
+    last_calls = [ASK_NODE, ssh(ASK), FOLLOW, ASK_NODE, ssh(ASK), LAST]
+    assert fakes.calls() == [
+        ASK_NODE,
+        *resumed(fakes),
+        FOLLOW,
+        ASK_NODE,
+        ssh(ASK),
+        *last_calls,
+    ]
 
 
 def test_watch_gives_up_where_nothing_works(fakes):
@@ -96,6 +104,7 @@ def watched(fakes, *answers: str, followed: int = 75):
 
 
 AROUND = [ASK_NODE, ssh(ASK)]
+LAST = ssh("compass/launch/worker.sh last")
 
 
 @pytest.mark.parametrize(
@@ -112,7 +121,8 @@ AROUND = [ASK_NODE, ssh(ASK)]
 )
 def test_what_ends_it(fakes, answers, expected):
     assert watched(fakes, status_output(*answers)).returncode == expected
-    assert fakes.calls() == [ASK_NODE, *resumed(fakes), FOLLOW, *AROUND]
+    last = [] if expected in (0, 143) else [LAST]
+    assert fakes.calls() == [ASK_NODE, *resumed(fakes), FOLLOW, *AROUND, *last]
 
 
 @pytest.mark.parametrize(
@@ -129,7 +139,7 @@ def test_what_ends_it(fakes, answers, expected):
 def test_what_it_resumes(fakes, answers):
     """A watch resumes after a preempted VM, a lost worker, a restarted VM or a lost connection."""
     assert watched(fakes, status_output(*answers)).returncode == 0  # the second attempt succeeds
-    assert fakes.calls() == [
+    assert [call for call in fakes.calls() if call != LAST] == [
         *[ASK_NODE, *resumed(fakes), FOLLOW, *AROUND],
         ASK_NODE,
         *resumed(fakes),
@@ -155,6 +165,7 @@ def test_it_waits_until_all_workers_answer(fakes):
         FOLLOW,
         *[ASK_NODE] * 6,
         *AROUND * 7,
+        LAST,
         ASK_NODE,
         *resumed(fakes),
         FOLLOW,
@@ -177,6 +188,7 @@ def test_workers_that_still_run_are_given_a_while(fakes, last, looks):
         *resumed(fakes),
         FOLLOW,
         *AROUND * looks,
+        LAST,
         ASK_NODE,
         *resumed(fakes),
         FOLLOW,
@@ -277,3 +289,23 @@ def test_a_stop_ends_it(workers):
         wait_for(lambda: log.exists() and "auto" in log.read_text(), 30)
         assert workers.vm("stop", *SLICE).returncode == 0
         assert watch.result().returncode == 143 and "saved" in watch.result().stdout
+
+
+def test_a_failure_shows_the_last_lines_of_all_workers(workers):
+    """The log of the worker that is followed need not have the reason."""
+    workers.answer(NODE, "READY\n", times=9)
+    logs = [workers.worker(number) / "compass-run" / "log" for number in (0, 1)]
+    with ThreadPoolExecutor(1) as pool:
+        watch = pool.submit(workers.vm, "watch", *FIXED, "--", "compass", "run", "5")
+        wait_for(lambda: all(x.exists() and "auto" in x.read_text() for x in logs), 30)
+        for number, log in enumerate(logs):
+            with log.open("a") as file:
+                file.write("x\n" * 40 + f"what worker {number} said\n" + "y" * 400 + "\n")
+        for number in (0, 1):
+            (workers.worker(number) / "go").touch()
+        done = watch.result()
+    assert done.returncode == 5 and "the last lines of all workers" in done.stderr
+    last = [x for x in done.stdout.splitlines() if x.startswith(f"{socket.gethostname()}: ")]
+    said = [x for x in last if "what worker" in x]
+    assert [x.partition(": ")[2] for x in said] == ["what worker 0 said", "what worker 1 said"]
+    assert len(last) == 60 and max(len(x) for x in last) < 400

@@ -5,6 +5,7 @@ import re
 import threading
 from collections import Counter
 
+import chex
 import jax
 import jax.numpy as jnp
 import pytest
@@ -12,11 +13,10 @@ from evolve import evolve
 from tiny_run import tiny_run
 
 from compass_jax.base.programs import Program, Result, struct
-from compass_jax.config import MeshConfig
-from compass_jax.training import loop, rl
+from compass_jax.config import MeshConfig, ZeroVarianceConfig
+from compass_jax.training import building, loop, rl, step
 from compass_jax.training.ahead import CompileAhead, compile_first
-from compass_jax.training.learner import Learner
-from compass_jax.training.rl import run_rl
+from compass_jax.training.rl import rl_steps, run_rl
 
 
 @pytest.fixture
@@ -54,6 +54,7 @@ def wrong(x):
     raise ValueError("this cannot be traced")
 
 
+RAW = ZeroVarianceConfig(rl_zvp=False)
 X = struct((5,), jnp.float32)
 
 
@@ -103,7 +104,7 @@ def test_what_is_compiled_first_raises_where_it_does_not_compile(lowered):
 
 def test_a_run_of_several_processes_ends_before_its_first_rollout(tmp_path, monkeypatch):
     monkeypatch.setattr(rl, "process_index_and_count", lambda: (0, 2))
-    monkeypatch.setattr(Learner, "programs", lambda self: [Program("wrong", wrong, (X,))])
+    monkeypatch.setattr(rl, "every_program", lambda learner: [Program("wrong", wrong, (X,))])
     config = evolve(tiny_run(), run_dir=str(tmp_path / "run"), evaluation={"start": True})
     with pytest.raises(ValueError, match="cannot be traced"):
         run_rl(config)
@@ -111,6 +112,64 @@ def test_a_run_of_several_processes_ends_before_its_first_rollout(tmp_path, monk
     assert not (folder / "evaluation_start").exists()
     assert not (folder / "rollouts.jsonl").exists()
     assert not list(folder.glob("checkpoints/step_*"))
+
+
+class Unrunnable:
+    """A program that compiles, and for which there is no memory when it runs."""
+
+    lower = step.pull.lower
+
+    def __call__(self, *_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")
+
+
+def test_a_gradient_that_does_not_run_ends_the_run_before_its_first_rollout(tmp_path, monkeypatch):
+    """It names the bucket and the reason."""
+    monkeypatch.setattr(rl, "process_index_and_count", lambda: (0, 2))
+    config = evolve(tiny_run(), run_dir=str(tmp_path / "run"), evaluation={"start": True})
+    monkeypatch.setattr(step, "pull", Unrunnable())
+    with pytest.raises(jax.errors.JaxRuntimeError, match="out of memory") as failed:
+        run_rl(evolve(config, model={"layers": 1}, rl={"micro_batch_tokens": 56}))
+    assert "a gradient of rows of 56 tokens failed" in failed.value.__notes__[0]
+    folder = tmp_path / "run"
+    assert not (folder / "evaluation_start").exists()
+    assert not (folder / "rollouts.jsonl").exists()
+    assert not list(folder.glob("checkpoints/step_*"))
+
+
+@pytest.mark.slow
+def test_no_program_is_compiled_after_the_first_step(tmp_path, lowered, monkeypatch):
+    """20 steps of answers of random lengths, with evaluations and checkpoints. The empty gradients
+    before them run the listed programs, and change nothing.
+    """
+    engine_for, ends = building.engine_for, tuple(range(40))  # a tenth of all tokens ends an answer
+    run_empty, unlisted = rl.run_empty, []
+
+    def engine(drafts, model, compute, rollout, _, *rest, **find):
+        return engine_for(drafts, model, compute, rollout, ends, *rest, **find)
+
+    def counted(learner, arrays):
+        listed, before = lowered.copy(), jax.device_get(learner.state)
+        run_empty(learner, arrays)
+        unlisted.extend(name for name, _ in lowered - listed)
+        chex.assert_trees_all_equal(before, jax.device_get(learner.state))
+
+    monkeypatch.setattr(rl, "run_empty", counted)
+    monkeypatch.setattr(building, "engine_for", engine)
+    monkeypatch.setattr(rl, "process_index_and_count", lambda: (0, 2))
+    lengths = {"buckets": (44, 56), "micro_batch_tokens": 2 * 56, "zero_variance": RAW}
+    config = evolve(tiny_run(), run_dir=str(tmp_path), rl=lengths, trackers=())
+    # Checkpoints are stacked: layers that are not are stacked by a program at the first.
+    config = evolve(config, model={"layers": 1}, compute={"scan_layers": True})
+    config = evolve(config, rl={"steps": 20, "save_every": 5, "eval_every": 5})
+    counts, padding = [], set()
+    for done in rl_steps(evolve(config, evaluation={"start": True})):
+        counts.append(sum(lowered.values()))
+        padding.add(done.metrics["padding_frac"])
+    large = {"prepare", "forward_and_pullback", "_objective_gradient", "pull", "accumulate"}
+    assert "empty" in unlisted and not large & set(unlisted)
+    assert len(counts) == 20 and len(padding) > 10
+    assert counts[1:] == counts[:-1]
 
 
 @pytest.mark.slow

@@ -19,6 +19,7 @@ from tiny_run import tiny_run
 from compass_jax.commands.configured import load_config
 from compass_jax.config import MeshConfig
 from compass_jax.training.rl import run_rl
+from compass_jax.training.saved import IN_FLIGHT
 from compass_jax.weights import checkpoint
 from compass_jax.weights.hf import save_params
 
@@ -201,7 +202,7 @@ def test_a_stop_in_a_rollout_keeps_its_samples(tmp_path):
         job.finish(143)
         assert (
             "finished rollouts of the next" in job.log(0)
-            and checkpoint.read_meta(job.directory)["pending"]
+            and checkpoint.read_meta(job.directory / IN_FLIGHT)["pending"]
         )
     with Job(tmp_path / "two", 2, *MESH, **settings) as job:
         job.finish()

@@ -4,8 +4,10 @@ run, in every variant, and no sample whose score is in the checkpoint is scored 
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from evolve import evolve
 from logged import lines, numbers
 from stops import (
     Killed,
@@ -16,13 +18,17 @@ from stops import (
     stop_at_call,
     stop_at_sample,
 )
+from tiny_run import tiny_run
 from variants import configured, limit_lengths
 
 from compass_jax.base.records import SampleKey
 from compass_jax.rewards.score import Scorer
 from compass_jax.training import step
 from compass_jax.training.rl import run_rl
+from compass_jax.training.saved import IN_FLIGHT, OF, SavedRun
 from compass_jax.weights import checkpoint
+from compass_jax.weights.checkpoint import Checkpoints
+from compass_jax.weights.manifest import META
 
 # How an interrupted run is compared. EXACT: every number, bit for bit. MISMATCH: the same, except
 # the metrics of mismatch/, since a rollout that is cut in two runs in other slots, which changes
@@ -139,7 +145,12 @@ def test_a_run_goes_on(
             result = run_rl(config)
             assert result["stopped"] and result["steps"] == saved and "evaluation" not in result
     assert checkpoint.latest(tmp_path) == saved
-    scored = check_pending(checkpoint.read_meta(tmp_path)["pending"], pending)
+    alone = tmp_path / IN_FLIGHT  # samples whose learner is in an earlier checkpoint
+    newest = alone if alone.is_dir() and checkpoint.latest(alone) == saved else tmp_path
+    scored = check_pending(checkpoint.read_meta(newest)["pending"], pending)
+    if variant == "plain" and saved and end in (stop_at_sample, stop_in) and at != ("apply", 1):
+        # A stop within a step after a checkpoint does not write the learner again.
+        assert newest == alone and size_of(alone) < 0.2 * size_of(tmp_path / "checkpoints")
     submitted = at_call(monkeypatch, Scorer, "submit", 0, lambda: None)
     assert not run_rl(config)["stopped"]
     keys = {key for _, key, *_ in submitted if isinstance(key, SampleKey)}  # not of an evaluation
@@ -154,6 +165,28 @@ def test_a_run_goes_on(
         assert_same(actual_row, expected_row, compare)
     if "replay" in variant:
         assert any(row["earlier/groups"] for row in rows[saved:])
+
+
+def test_samples_after_another_checkpoint_are_not_taken(tmp_path):
+    """Those of a run whose checkpoints were removed, in the same folder and of the same step."""
+    saved = SavedRun(evolve(tiny_run(), run_dir=str(tmp_path)), *[None] * 6)
+
+    def save(folder, of):
+        with Checkpoints(folder, saved.config.model) as checkpoints:
+            checkpoints.save(1, {"x": jnp.zeros(1)}, {OF: of}, wait=True)
+        return checkpoint.find(folder, 1)
+
+    newest = save(tmp_path, "")
+    assert saved.newest_samples(newest) is newest
+    save(tmp_path / IN_FLIGHT, "another checkpoint's digest")
+    assert saved.newest_samples(newest) is newest
+    samples = save(tmp_path / IN_FLIGHT, newest.manifest.files[META].value)
+    assert saved.newest_samples(newest).path == samples.path
+
+
+def size_of(folder):
+    """Returns the bytes of the files below a folder."""
+    return sum(x.stat().st_size for x in folder.rglob("*") if x.is_file())
 
 
 def check_pending(pending, prompts):

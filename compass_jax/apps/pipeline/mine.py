@@ -15,6 +15,7 @@ ours.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from compass_jax.base.chat.base import any_format
@@ -22,6 +23,7 @@ from compass_jax.base.records import GOLD
 from compass_jax.data.files import read_rows
 from compass_jax.data.preferences import SAID
 from compass_jax.rewards.joined import FORM
+from compass_jax.runs.logfile import log_parts
 
 FIELDS = {name: "is this a run's rollouts.jsonl?" for name in ("prompt", "answer", "samples")}
 Sample = Mapping[str, Any]
@@ -31,7 +33,8 @@ def mine_file(path: str, per_group: int, last_steps: int = 0) -> list[dict[str, 
     """Returns the rows mined from a rollouts.jsonl, of its last steps (0: of all), without
     duplicates. Raises DataError, naming file and line, for a row that is no group.
     """
-    groups = [row for _, row in read_rows(path, FIELDS, None)]
+    parts = log_parts(Path(path)) or [Path(path)]
+    groups = [row for part in parts for _, row in read_rows(str(part), FIELDS, None)]
     first = max(group["step"] for group in groups) - last_steps if last_steps else 0
     rows = preferences_of((group for group in groups if group["step"] > first), per_group)
     return list({tuple(row.values()): row for row in rows}.values())

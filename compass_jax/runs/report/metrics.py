@@ -12,6 +12,7 @@ import numpy as np
 
 from compass_jax.base.aliases import Json, JsonObject
 from compass_jax.base.errors import UserError
+from compass_jax.runs.logfile import log_parts
 
 Row = TypeVar("Row")
 # the errors of a line that no run wrote
@@ -34,14 +35,15 @@ def parse_line(line: str | bytes, parse: Callable[[Json], Row], path: Json, numb
 
 
 def parse_lines(path: str | os.PathLike, parse: Callable[[Json], Row]) -> Iterator[Row]:
-    """Yields `parse` of each line of a log. Skips an incomplete last line (cut by a kill, or being
-    written). Raises ReportError for any other damaged line.
+    """Yields `parse` of each line of a log, of all its parts. Skips an incomplete last line (cut by
+    a kill, or being written). Raises ReportError for any other damaged line.
     """
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            for number, line in enumerate(file, 1):
-                if line.endswith("\n"):
-                    yield parse_line(line, parse, path, number)
+        for part in log_parts(Path(path)) or [Path(path)]:
+            with open(part, encoding="utf-8", errors="replace") as file:
+                for number, line in enumerate(file, 1):
+                    if line.endswith("\n"):
+                        yield parse_line(line, parse, part, number)
     except OSError as error:
         raise ReportError(f"{path} cannot be read: {error.strerror or error}") from error
 

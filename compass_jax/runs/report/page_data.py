@@ -11,6 +11,7 @@ from pathlib import Path
 from compass_jax.base.aliases import Json, JsonObject
 from compass_jax.config import RunConfig
 from compass_jax.config.io import to_plain
+from compass_jax.runs.logfile import log_parts
 from compass_jax.runs.machine import read_machine
 from compass_jax.runs.metric_table import PANELS, metric_help
 from compass_jax.runs.report.embed import size_of
@@ -137,7 +138,7 @@ def _config(path: Path) -> tuple[JsonObject, list[str]]:
 def _cut(path: Path) -> bool:
     """Returns whether a log's last line is incomplete."""
     try:
-        with open(path, "rb") as file:
+        with open([path, *log_parts(path)][-1], "rb") as file:
             if file.seek(0, 2) == 0:
                 return False
             file.seek(-1, 2)

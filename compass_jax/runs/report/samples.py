@@ -6,13 +6,15 @@ import contextlib
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from compass_jax.base.aliases import Json, JsonMapping, JsonObject
+from compass_jax.runs.logfile import log_parts
 from compass_jax.runs.report.embed import size_of
-from compass_jax.runs.report.metrics import ReportError, number, parse_line, parse_lines
+from compass_jax.runs.report.metrics import ReportError, Row, number, parse_line, parse_lines
 
 MOST_TEXT = 20_000  # maximum characters of a prompt or a response on a page
 TAIL = 4_000  # characters of these from the end
@@ -24,24 +26,40 @@ COLUMNS = ("entropy", "logp", "logp_diff", "advantage", "ratio", "clipped", "ver
 _HEAD = re.compile(rb'\{"stage": "([^"\\]*)", "step": (\d+)(?:, "group": (\d+))?')
 
 
-def index(path: Path) -> list[tuple[int, int, tuple[str, int, int]]]:
-    """Returns (offset, line number, (stage, step, group)) of each line of a log of samples. Groups
-    of rollouts.jsonl are counted within their step. An incomplete last line is left out.
+class Place(NamedTuple):
+    """Where a line of a log is."""
+
+    part: Path
+    offset: int
+    line_number: int
+
+    def read(self, parse: Callable[[Json], Row]) -> Row:
+        """Returns `parse` of the line's JSON."""
+        with open(self.part, "rb") as file:
+            file.seek(self.offset)
+            return parse_line(file.readline(), parse, self.part, self.line_number)
+
+
+def index(path: Path) -> list[tuple[Place, tuple[str, int, int]]]:
+    """Returns (place, (stage, step, group)) of each line of a log of samples. Groups of
+    rollouts.jsonl are counted within their step. An incomplete last line is left out.
 
     The count continues in a step that is logged again (`--lost-log`). Raises ReportError, with the
     number, for a line without stage and step.
     """
-    places: list[tuple[int, int, tuple[str, int, int]]] = []
+    places: list[tuple[Place, tuple[str, int, int]]] = []
     counts: dict[tuple[str, int], int] = {}
-    offset = 0
-    for line_number, line in enumerate(_lines(path), 1):
-        if not line.endswith(b"\n"):
-            break
-        stage, step, group = _head(line, path, line_number)
-        count = counts.get((stage, step), 0)
-        counts[stage, step] = count + 1
-        places.append((offset, line_number, (stage, step, count if group is None else group)))
-        offset += len(line)
+    for part in log_parts(path) or [path]:
+        offset = 0
+        for i, line in enumerate(_lines(part), 1):
+            if not line.endswith(b"\n"):
+                break
+            stage, step, group = _head(line, part, i)
+            count = counts.get((stage, step), 0)
+            counts[stage, step] = count + 1
+            key = stage, step, count if group is None else group
+            places.append((Place(part, offset, i), key))
+            offset += len(line)
     return places
 
 
@@ -84,20 +102,17 @@ def read_samples(folder: Path, stage: str, room: int) -> tuple[list[JsonObject],
     path = folder / "rollouts.jsonl"
     if not path.is_file():
         return [], 0
-    lines = [x for x in index(path) if x[2][0] == stage]
+    lines = [x for x in index(path) if x[1][0] == stage]
     chosen: dict[int, JsonObject] = {}
     tokens = folder / "tokens.jsonl"
     reserve = room - int(TEXT_SHARE * room) if tokens.is_file() else 0
     room -= reserve
-    with open(path, "rb") as file:
-        for i in evenly(len(lines)):
-            offset, line_number, (_, step, group) = lines[i]
-            file.seek(offset)
-            row = parse_line(file.readline(), group_of_row, path, line_number)
-            row |= {"step": step, "group": group}
-            if (size := size_of(row)) > room:
-                break
-            chosen[i], room = row, room - size
+    for i in evenly(len(lines)):
+        place, (_, step, group) = lines[i]
+        row = place.read(group_of_row) | {"step": step, "group": group}
+        if (size := size_of(row)) > room:
+            break
+        chosen[i], room = row, room - size
     groups = [chosen[i] for i in sorted(chosen)]
     _add_tokens(tokens, stage, groups, room + reserve)
     return groups, len(lines)
@@ -107,27 +122,24 @@ def _add_tokens(path: Path, stage: str, groups: list[JsonObject], room: int) -> 
     """Adds the numbers of tokens to the samples, under `values`, and their means."""
     if not path.is_file():
         return
-    where = {key[1:]: (offset, line) for offset, line, key in index(path) if key[0] == stage}
-    with open(path, "rb") as file:
-        for i in evenly(len(groups)):
-            key = groups[i]["step"], groups[i]["group"]
-            if key not in where:
-                continue
-            offset, line_number = where[key]
-            file.seek(offset)
-            means, values = parse_line(file.readline(), _tokens, path, line_number)
-            added: list[JsonObject] = [{} for _ in groups[i]["samples"]]
-            for name, numbers in means.items():
-                for to, x in zip(added, numbers):
-                    to.setdefault("means", {})[name] = x
-            for at, columns in values.items():
-                if at < len(added):
-                    added[at]["values"] = columns
-            if (size := size_of(added)) > room:
-                return
-            room -= size
-            for sample, more in zip(groups[i]["samples"], added, strict=True):
-                sample |= more
+    where = {key[1:]: place for place, key in index(path) if key[0] == stage}
+    for i in evenly(len(groups)):
+        key = groups[i]["step"], groups[i]["group"]
+        if key not in where:
+            continue
+        means, values = where[key].read(_tokens)
+        added: list[JsonObject] = [{} for _ in groups[i]["samples"]]
+        for name, numbers in means.items():
+            for to, x in zip(added, numbers):
+                to.setdefault("means", {})[name] = x
+        for at, columns in values.items():
+            if at < len(added):
+                added[at]["values"] = columns
+        if (size := size_of(added)) > room:
+            return
+        room -= size
+        for sample, more in zip(groups[i]["samples"], added, strict=True):
+            sample |= more
 
 
 def read_groups(run: str | os.PathLike) -> Iterator[JsonObject]:
