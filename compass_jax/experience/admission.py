@@ -6,8 +6,8 @@ are empty until then. Here they start in the same rollout, as soon as their own 
 They are the same samples: a key determines its sample, and the policy sees the same scores.
 
 A verdict is used rl.verdict_ticks decode calls after the one in which its sample ended, or at once
-where nothing else runs; it is waited for. So no decision depends on a clock, and all processes admit the
-same samples at the same tick.
+where nothing else runs; it is waited for. So no decision depends on a clock, and all processes
+admit the same samples at the same tick.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from compass_jax.rewards.joined import AnyScorer
 
 class OpenCollector(Collector):
     """A Collector that admits further samples while others decode. Rounds remain where
-    rl.verdict_ticks is None, and for verdicts of a judge, which may take minutes or the engine itself.
+    rl.verdict_ticks is None, and where a judge, which may take minutes or the engine, gives verdicts.
     """
 
     def _sample(
