@@ -27,7 +27,7 @@ from compass_jax.rewards.joined import AnyScorer
 
 class OpenCollector(Collector):
     """A Collector that admits further samples while others decode. Rounds remain where
-    rl.verdict_ticks is None, and where a judge, which may take minutes or the engine, gives verdicts.
+    rl.verdict_ticks is None, and where a judge gives verdicts, which takes minutes or the engine.
     """
 
     def _sample(
