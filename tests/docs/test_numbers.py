@@ -31,7 +31,7 @@ def test_the_demo():
     )
     assert result["rl"]["passed"] and result["grpo"]["passed"] and minutes > 1
     assert f"[{tokens:.2f} of its tokens](benchmarks/results/demo_seed0.json), in more" in README
-    assert f"({result['wall_minutes']} minutes on two busy cores)" in README
+    assert f"offline, {result['wall_minutes']} minutes on two busy cores" in README
 
 
 def test_a_pretrained_model():
