@@ -51,10 +51,10 @@ HTTP_OPTIONS = (
     *("max_waiting", "max_connections", "api_key", "allow_host", "trust_prompts"),
     "chat_format",
 )
-
-
-TINKER_OPTIONS = ("states", "routes_gib", "max_models", "max_sessions", "weight_copies")
-TINKER_OPTIONS += ("micro_batch_tokens",)
+TINKER_OPTIONS = (
+    *("states", "routes_gib", "max_models", "max_sessions", "weight_copies"),
+    "micro_batch_tokens",
+)
 
 
 def rollout_config(options: Serve) -> RolloutConfig:
@@ -252,11 +252,6 @@ def run_serve(options: Serve) -> None:
             jetstream = start_jetstream(options)
             say(options, (options.host, options.port), "gRPC, JetStream's Orchestrator")
             jetstream.wait_for_termination()  # stops the server at ctrl-c
-            return
-        if options.tinker:
-            from compass_jax.commands.serve_tinker import run_tinker
-
-            run_tinker(options)
             return
         # a signal to end is no failure, even before the server listens and during its shutdown
         signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from compass_jax.apps.tinker.errors import RequestError, refuse
+from compass_jax.base.aliases import JsonObject
 from compass_jax.config import ConfigError, Objective
 from compass_jax.config.seam import seam_class
 from compass_jax.rl.objectives.grpo import Grpo
@@ -142,8 +143,9 @@ def _of_package(name: str, config: Mapping[str, float | str]) -> Objective:
         raise refuse(name, "it needs the sampler's entropies, which no datum carries")
     cls = seam_class(Objective, short)
     _check_names(name, config, [x.name for x in fields(cls) if x.name not in _UNUSED])
+    settings: JsonObject = dict(config)
     try:
-        objective = cls(**config)
+        objective = cls(**settings)
         objective.validate()
     except ConfigError as error:
         raise RequestError(f"{name}: {error}") from error

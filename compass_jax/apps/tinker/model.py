@@ -129,6 +129,7 @@ class TrainedModel:
             return take_rows(x, micro.rows, micro.length, fill)
 
         mask = take(rows.mask)
+        entropy: Tree = np.zeros(mask.shape, np.float32)  # no served loss reads it
         return step.UpdateBatch(
             tokens=take(rows.tokens),
             lengths=take(rows.lengths),
@@ -137,7 +138,7 @@ class TrainedModel:
             ),
             mask=mask,
             old_logp=take(rows.old_logp),
-            old_entropy=np.zeros(mask.shape, np.float32),
+            old_entropy=entropy,
             ref_logp=None,
             advantage=take(rows.advantage),
             weight=mask.astype(np.float32),

@@ -7,10 +7,20 @@ import random
 import numpy as np
 import pytest
 from served import saved
-from tinkered import LEFT_OPEN, PROMPT, adam, client_of, datum_of, running, sampled, trained
-
-from tinker import APIStatusError, RequestFailedError, types
-from tinker.proto import tinker_public_pb2 as pb
+from tinkered import (
+    LEFT_OPEN,
+    PROMPT,
+    APIStatusError,
+    RequestFailedError,
+    adam,
+    client_of,
+    datum_of,
+    pb,
+    running,
+    sampled,
+    trained,
+    types,
+)
 
 pytestmark = LEFT_OPEN
 PROTOBUF, JSON = "application/x-protobuf", "application/json"

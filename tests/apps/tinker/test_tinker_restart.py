@@ -7,9 +7,16 @@ import json
 
 import pytest
 from served import saved
-from tinkered import LEFT_OPEN, adam, client_of, datum_of, running, sampled, trained
-
-from tinker import RequestFailedError
+from tinkered import (
+    LEFT_OPEN,
+    RequestFailedError,
+    adam,
+    client_of,
+    datum_of,
+    running,
+    sampled,
+    trained,
+)
 
 pytestmark = LEFT_OPEN
 

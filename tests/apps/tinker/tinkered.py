@@ -13,11 +13,14 @@ os.environ["TINKER_TELEMETRY"] = "0"
 os.environ["TINKER_API_KEY"] = "tml-of-a-test"
 
 import tinker
-from tinker import types
+from tinker import APIStatusError, RequestFailedError, types
+from tinker.proto import tinker_public_pb2 as pb
 
 from compass_jax.commands.options import Serve
 from compass_jax.commands.serve_tinker import tinker_server
 
+# Tests take these from here, so that they are skipped where the package is missing.
+__all__ = ["APIStatusError", "RequestFailedError", "pb", "types"]
 # the client leaves its connections open
 LEFT_OPEN = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
