@@ -167,6 +167,9 @@ def make_engine(options: Serve) -> tuple[Engine, Tree, Tokenizer]:
 
 
 def model_with_tokenizer(weights: str) -> tuple[ModelConfig, Path]:
+    """Returns the model of a folder of weights, and the folder of its tokenizer. Raises ConfigError
+    if either is missing.
+    """
     if not Path(weights).is_dir():
         hint = hub_hint(weights) or "give a run directory, a checkpoint, or a Hugging Face folder"
         raise ConfigError(f"{weights}: there is no such folder; {hint}")
@@ -266,6 +269,7 @@ def run_serve(options: Serve) -> None:
 
 
 def say(options: Serve, address: tuple[str, int], protocol: str) -> None:
+    """Prints what is served, and where."""
     host, port = address
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     print(f"serving {options.weights} on {where} ({protocol}); end with ctrl-c", flush=True)

@@ -64,6 +64,7 @@ def tinker_server(options: Serve) -> Iterator[TinkerHttp]:
         check(getattr(options, name) > 0, f"{option}: must be positive")
     try:
         from compass_jax.apps.tinker.server import TinkerServer
+        from compass_jax.apps.tinker.settings import load_base
     except ModuleNotFoundError as error:
         command = how_to_install("tinker", "tinker")
         raise ConfigError(f"compass serve --tinker needs {error.name}: {command}") from error
@@ -75,7 +76,7 @@ def tinker_server(options: Serve) -> Iterator[TinkerHttp]:
     with contextlib.ExitStack() as stack:
         bound = stack.enter_context(bind(options.host, options.port))
         key = resolve_key(options.api_key, is_loopback(bound))
-        server = TinkerServer.load(
+        base = load_base(
             options.weights,
             Path(options.weights).resolve().name,
             load_tokenizer(data, model.vocab_size),
@@ -85,6 +86,7 @@ def tinker_server(options: Serve) -> Iterator[TinkerHttp]:
             mesh_config(options),
             options.micro_batch_tokens,
         )
+        server = TinkerServer(base)
         server.open(
             states=options.states,
             routes_gib=options.routes_gib,
@@ -101,6 +103,6 @@ def tinker_server(options: Serve) -> Iterator[TinkerHttp]:
 def run_tinker(options: Serve) -> None:
     """Serves until a signal ends the process."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with tinker_server(options) as server:
+    with contextlib.suppress(KeyboardInterrupt), tinker_server(options) as server:
         say(options, server.address, "HTTP, the Tinker API: set TINKER_BASE_URL")
         server.run()

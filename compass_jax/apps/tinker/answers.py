@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Generator
 
 from compass_jax.apps.tinker.errors import RequestError
 from compass_jax.base.aliases import JsonObject
 from compass_jax.base.errors import CompassError
 
 Answer = JsonObject | bytes | CompassError  # JSON, a message of protobuf, or an error
+Steps = Generator[None, None, Answer]  # of a job: it yields between micro-batches
+ANSWER_BYTES = 2**28  # of all answers that are kept
 WAIT_S = 20.0  # how long a client's call waits for an answer
 
 
 class Answers:
-    """The answers of the last `count` requests. All methods belong to the event loop."""
+    """The answers of the last `count` requests, up to ANSWER_BYTES. All methods belong to the event
+    loop.
+    """
 
     def __init__(self, count: int):
         self._count = count
@@ -60,16 +63,21 @@ class Answers:
         return None
 
     def _drop_oldest(self) -> None:
-        """Drops the oldest answers beyond the limit; unanswered requests stay."""
-        extra = len(self._futures) - self._count
-        for request in [key for key, x in self._futures.items() if x.done()][: max(extra, 0)]:
+        """Drops the oldest answers beyond the limits; unanswered requests stay."""
+        answered = {key: x.result() for key, x in self._futures.items() if x.done()}
+        sizes = {key: len(x) if isinstance(x, bytes) else 0 for key, x in answered.items()}
+        total, extra = sum(sizes.values()), len(self._futures) - self._count
+        for request in answered:
+            if extra <= 0 and total <= ANSWER_BYTES:
+                return
             del self._futures[request]
+            extra, total = extra - 1, total - sizes[request]
 
 
-def public_answer(answer: Any) -> tuple[str, Any]:
-    """Returns (kind, value) of an answer: "proto", "json" or "error"."""
+def public_answer(answer: Answer) -> JsonObject | bytes:
+    """Returns the body of an answer: a message of protobuf, or JSON, of an error too."""
     if isinstance(answer, CompassError):
         status = getattr(answer, "status", 500)
         category = "user" if status < 500 else "server"
-        return "error", {"error": str(answer), "category": category}
-    return ("proto", answer) if isinstance(answer, bytes) else ("json", answer)
+        return {"error": str(answer), "category": category}
+    return answer

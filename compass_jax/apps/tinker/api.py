@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from anyio import to_thread
@@ -24,6 +24,7 @@ from compass_jax.rollout.serving.guard import Guard
 from compass_jax.rollout.serving.limits import Limits
 from compass_jax.rollout.serving.openai_api import on_error, read_request
 
+Handler = Callable[[Request], Awaitable[Response]]
 KEY_HEADER = "x-api-key"
 # The client's flags that this server sets; others have the client's defaults.
 CLIENT_CONFIG = {
@@ -64,7 +65,7 @@ class Endpoints:
             "get_info": (types.GetInfoRequest, lambda x: service.info(x.model_id)),
             "asample": (types.SampleRequest, self._sample),
         }
-        posts: dict[str, Any] = {
+        posts: dict[str, Handler] = {
             "forward_backward": self._train,
             "retrieve_future": self._retrieve,
             "telemetry": self._telemetry,
@@ -121,10 +122,10 @@ class Endpoints:
         if answer is None:
             state = {"type": "try_again", "request_id": body.request_id, "queue_state": "active"}
             return JSONResponse(state)
-        kind, value = public_answer(answer)
-        if kind == "proto":
-            return Response(value, media_type=PROTOBUF)
-        return JSONResponse(value)
+        content = public_answer(answer)
+        if isinstance(content, bytes):
+            return Response(content, media_type=PROTOBUF)
+        return JSONResponse(content)
 
     def _load(self, body: types.LoadWeightsRequest) -> str:
         if body.weights_access_token is not None:

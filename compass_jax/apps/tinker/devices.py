@@ -7,14 +7,15 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Generator
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import NamedTuple
 
+from compass_jax.apps.tinker.answers import Answer, Steps
 from compass_jax.apps.tinker.errors import RequestError
 from compass_jax.apps.tinker.sampling import SampleJob, SampleQueue
 from compass_jax.base.errors import CompassError
 
-Work = Callable[[], Generator[None, None, Any]]
+Work = Callable[[], Steps]
 
 
 class Job(NamedTuple):
@@ -23,7 +24,7 @@ class Job(NamedTuple):
     """
 
     work: Work
-    finish: Callable[[Any], None]
+    finish: Callable[[Answer], None]
 
 
 class DeviceThread:
@@ -72,7 +73,7 @@ class DeviceThread:
             raise RequestError(text, status=429)
 
     def _run(self) -> None:
-        current: tuple[Job, Generator[None, None, Any]] | None = None
+        current: tuple[Job, Steps] | None = None
         while True:
             with self._changed:
                 if current is None:
@@ -97,7 +98,7 @@ class DeviceThread:
             self._samples.fail_all(public_error(error))
 
 
-def _advance(job: Job, generator: Generator[None, None, Any]) -> bool:
+def _advance(job: Job, generator: Steps) -> bool:
     """Runs a job to its next yield; returns whether it has ended."""
     try:
         next(generator)

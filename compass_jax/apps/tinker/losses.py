@@ -154,9 +154,9 @@ def _of_package(name: str, config: Mapping[str, float | str]) -> Objective:
 
 def _check_names(name: str, config: Mapping[str, float | str], known) -> None:
     """Raises RequestError for a setting that is not `known`."""
-    if unknown := sorted(set(config) - set(known)):
+    if names := sorted(set(config) - set(known)):
         has = ", ".join(known) or "none"
-        raise refuse(f"{name}: loss_fn_config {unknown[0][:60]!r}", f"its settings are: {has}")
+        raise refuse(f"{name}: loss_fn_config {names[0][:60]!r}", f"its settings are: {has}")
 
 
 @partial(jax.jit, static_argnames=("objective", "columns"))

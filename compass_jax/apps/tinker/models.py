@@ -5,12 +5,12 @@ restart.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Container
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 
+from compass_jax.apps.tinker.answers import Answer, Steps
 from compass_jax.apps.tinker.errors import RequestError, RestoredError
 from compass_jax.apps.tinker.model import TrainedModel
 from compass_jax.apps.tinker.sample_routes import SampleRoutes
@@ -21,7 +21,6 @@ from compass_jax.config.lora import LoRAConfig
 from compass_jax.training import trained
 from compass_jax.training.learner import Learner
 
-Steps = Generator[None, None, Any]  # of a job: it yields between micro-batches
 BASE = "base"  # name of the base model's weights for sampling
 
 
@@ -82,16 +81,19 @@ class Models:
         del self._models[model]
         self.states.note(event="model_end", model=model)
 
-    def add(self, model: str, options: JsonObject) -> Model:
-        """Registers a model. Raises RequestError if there are too many."""
-        if len(self._models) >= self.most:
-            raise RequestError(f"{self.most} models are open, the most that may be; unload one")
+    def add(self, model: str, options: JsonObject, replaced: Container[str] = ()) -> Model:
+        """Registers a model. Raises RequestError if there are too many.
+
+        replaced: models that give up their place to one with full parameters.
+        """
         lora_of(options, self.base.model.config)
         for other in [x for x in self._models.values() if x.is_full and not options["rank"]]:
-            if not other.lost:
+            if other.id not in replaced:
                 text = "a model with full parameters is open, and there may be one at a time"
                 raise RequestError(f"{text}; end its session, or set a rank")
             self.remove(other.id)
+        if len(self._models) >= self.most:
+            raise RequestError(f"{self.most} models are open, the most that may be; unload one")
         self._models[model] = Model(model, options)
         self.states.note(event="model", model=model, options=options)
         return self._models[model]
@@ -159,7 +161,7 @@ class Models:
         return model
 
 
-def once(function: Callable[[], Any]) -> Callable[[], Steps]:
+def single_step(function: Callable[[], Answer]) -> Callable[[], Steps]:
     """Returns the work of a job without micro-batches."""
 
     def work() -> Steps:

@@ -110,9 +110,9 @@ def _check_inputs(inputs: dict[str, np.ndarray], loss: Loss, n: int) -> None:
     """Raises RequestError for missing, further or misshapen inputs."""
     if missing := sorted(loss.inputs - set(inputs)):
         raise RequestError(f"{loss.name} needs loss_fn_inputs[{missing[0]!r}]")
-    if unknown := sorted(set(inputs) - loss.inputs):
+    if names := sorted(set(inputs) - loss.inputs):
         takes = ", ".join(sorted(loss.inputs))
-        raise refuse(f"{loss.name}: loss_fn_inputs[{unknown[0][:60]!r}]", f"it takes {takes}")
+        raise refuse(f"{loss.name}: loss_fn_inputs[{names[0][:60]!r}]", f"it takes {takes}")
     for name, array in inputs.items():
         if array.shape != (n,):
             shape = list(array.shape)

@@ -137,8 +137,8 @@ class SampleQueue:
             return
         assert self._batcher is not None
         finished = set(self._batcher.step())
-        ended = [sample for sample in self._active if self._ends(sample)]
-        if early := [sample for sample in ended if sample not in finished]:
+        at_end = [sample for sample in self._active if self._ends(sample)]
+        if early := [sample for sample in at_end if sample not in finished]:
             # The routes of samples in slots are copied before they leave.
             self._batcher.abort()
             self._batcher.cancel(*early)

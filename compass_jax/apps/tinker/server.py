@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from compass_jax.apps.tinker.api import make_app
 from compass_jax.apps.tinker.devices import DeviceThread
@@ -12,7 +11,7 @@ from compass_jax.apps.tinker.models import Models
 from compass_jax.apps.tinker.sample_routes import SampleRoutes
 from compass_jax.apps.tinker.sampling import SampleQueue, WeightCopies
 from compass_jax.apps.tinker.service import Service
-from compass_jax.apps.tinker.settings import Base, load_base
+from compass_jax.apps.tinker.settings import Base
 from compass_jax.apps.tinker.states import States
 from compass_jax.apps.tinker.training_jobs import TrainingJobs
 from compass_jax.rollout.serving.guard import Guard
@@ -24,11 +23,6 @@ class TinkerServer:
 
     def __init__(self, base: Base):
         self.base = base
-
-    @classmethod
-    def load(cls, *args: Any) -> TinkerServer:
-        """Returns a server of the base model that `load_base` returns."""
-        return cls(load_base(*args))
 
     def open(
         self,

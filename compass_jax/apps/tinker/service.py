@@ -6,17 +6,16 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from tinker import types
 
 from compass_jax.apps.tinker import training_jobs
-from compass_jax.apps.tinker.answers import Answer, Answers
+from compass_jax.apps.tinker.answers import Answer, Answers, Steps
 from compass_jax.apps.tinker.devices import DeviceThread, Job, Work
 from compass_jax.apps.tinker.errors import RequestError, refuse
-from compass_jax.apps.tinker.models import BASE, Models, Steps, once
+from compass_jax.apps.tinker.models import BASE, Models, single_step
 from compass_jax.apps.tinker.sampling import SampleJob, check_fits
 from compass_jax.apps.tinker.training_jobs import Attempt
 from compass_jax.apps.tinker.wire import TrainingRequest
@@ -25,6 +24,7 @@ from compass_jax.base.errors import CompassError
 
 SESSION_S = 60.0  # after this time without a heartbeat a session may be ended for another
 SEEDS = 2**31
+SAMPLERS = 4096  # sampling sessions
 
 
 @dataclass
@@ -78,11 +78,11 @@ class Service:
 
     def end_session(self, session: str) -> None:
         """Ends a session with its models; their saved states stay."""
-        ended = self._sessions.pop(session, None)
-        for model in ended.models if ended else ():
+        closed = self._sessions.pop(session, None)
+        for model in closed.models if closed else ():
             if model in self.models:
                 self.models.remove(model)
-        if ended:
+        if closed:
             self.models.states.note(event="session_end", session=session)
 
     def _session(self, session: str) -> Session:
@@ -109,25 +109,29 @@ class Service:
         lora = body.lora_config or types.LoraConfig(rank=0)
         options = lora.model_dump()
         options["seed"] = secrets.randbelow(SEEDS) if lora.seed is None else lora.seed % SEEDS
-        model, again = self._new_model(body.session_id, body.model_seq_id, options)
-        if again:
+        model, exists = self._new_model(body.session_id, body.model_seq_id, options)
+        if exists:
             return f"{model}:0"
 
         def make() -> JsonObject:
             self.models.make(self.models.get(model))
             return {"model_id": model, "type": "create_model"}
 
-        return self._submit(f"{model}:0", once(make))
+        return self._submit(f"{model}:0", single_step(make))
 
-    def _new_model(self, session: str, number: int, options: JsonObject) -> tuple[str, bool]:
-        """Registers a model; returns its id, and whether it was there before."""
+    def _new_model(
+        self, session: str, number: int, options: JsonObject, *, resumes: bool = False
+    ) -> tuple[str, bool]:
+        """Registers a model; returns its id, and whether it was there before. One that `resumes`
+        from a state takes the place of its session's model with full parameters.
+        """
         owner, model = self._session(session), f"{session}:train:{number}"
         if model in self.models:
             if f"{model}:0" not in self.answers:
                 self.answers.open(f"{model}:0")({"model_id": model, "type": "create_model"})
             return model, True
         self._end_silent()
-        self.models.add(model, options)
+        self.models.add(model, options, owner.models if resumes else ())
         owner.models.add(model)
         return model, False
 
@@ -138,8 +142,8 @@ class Service:
         meta = self.models.states.meta(body.path)
         options = {**meta["options"], "rank": meta["rank"]}
         session, number = str(body.session_id), int(body.model_seq_id or 0)
-        model, again = self._new_model(session, number, options)
-        if again:
+        model, exists = self._new_model(session, number, options, resumes=True)
+        if exists:
             return f"{model}:0"
 
         def make() -> JsonObject:
@@ -148,7 +152,7 @@ class Service:
             self._jobs.load(entry, 0, body.path, body.optimizer)
             return {"path": body.path, "model_id": model, "type": "load_weights"}
 
-        return self._submit(f"{model}:0", once(make))
+        return self._submit(f"{model}:0", single_step(make))
 
     def info(self, model: str) -> JsonObject:
         """Returns what the client knows about a model."""
@@ -166,7 +170,7 @@ class Service:
             self.models.remove(model)
             return {"model_id": model, "type": "unload_model"}
 
-        return self._submit(f"{model}:unload", once(remove))
+        return self._submit(f"{model}:unload", single_step(remove))
 
     def _check_base(self, name: str) -> None:
         if name != self.models.base.name:
@@ -201,7 +205,7 @@ class Service:
         session = body.model_id.rpartition(":train:")[0]
         sampler = f"{session}:sample:{body.sampling_session_seq_id}"
         if body.path is None:
-            self._samplers[sampler] = f"{body.model_id}@{body.seq_id}"
+            self._add_sampler(sampler, f"{body.model_id}@{body.seq_id}")
         attempt = self._jobs.save_for_sampler(body, sampler)
         return self._in_order(body.model_id, body.seq_id, attempt)
 
@@ -218,7 +222,7 @@ class Service:
         if request in self.answers:
             return request
         if number < entry.next:
-            self.answers.open(request)(attempt.again(entry, number))
+            self.answers.open(request)(attempt.repeat(entry, number))
             return request
         if number > entry.next and not gap:
             text = f"request {number} came, and {entry.next} is next"
@@ -249,8 +253,14 @@ class Service:
         if body.model_path is not None:
             self.models.states.meta(body.model_path)
         sampler = f"{body.session_id}:sample:{body.sampling_session_seq_id}"
-        self._samplers[sampler] = body.model_path or BASE
+        self._add_sampler(sampler, body.model_path or BASE)
         return sampler
+
+    def _add_sampler(self, sampler: str, weights: str) -> None:
+        """Registers a sampling session; the oldest ones beyond SAMPLERS are forgotten."""
+        self._samplers[sampler] = weights
+        while len(self._samplers) > SAMPLERS:
+            del self._samplers[next(iter(self._samplers))]
 
     def sampler_info(self, sampler: str) -> JsonObject:
         """Returns what the client knows about a sampling session."""
@@ -322,7 +332,9 @@ def _check_sample(body: types.SampleRequest) -> None:
         raise RequestError("temperature must be from 0 to 100, top_p above 0 and at most 1")
 
 
-def _stops(stop: Any) -> tuple[frozenset[int], tuple[str, ...]]:
+def _stops(
+    stop: str | Sequence[str] | Sequence[int] | None,
+) -> tuple[frozenset[int], tuple[str, ...]]:
     """Returns the token ids and the texts that end a sample, besides the model's end tokens."""
     values = [stop] if isinstance(stop, str) else list(stop or ())
     if stop is not None and not values:
@@ -330,4 +342,4 @@ def _stops(stop: Any) -> tuple[frozenset[int], tuple[str, ...]]:
     if len(values) > 16 or any(isinstance(x, str) and not 0 < len(x) <= 200 for x in values):
         raise RequestError("stop: give at most 16 tokens or texts, of 1 to 200 characters")
     texts = tuple(x for x in values if isinstance(x, str))
-    return frozenset(x for x in values if not isinstance(x, str)), texts
+    return frozenset(x for x in values if isinstance(x, int)), texts

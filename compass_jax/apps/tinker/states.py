@@ -15,7 +15,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 
@@ -79,7 +79,7 @@ class States:
         """Closes the journal."""
         self._journal.close()
 
-    def note(self, **entry: Any) -> None:
+    def note(self, **entry: str | int | JsonObject) -> None:
         """Writes a line to the journal."""
         with self._lock:
             _apply(self.record, entry)

@@ -5,17 +5,19 @@ about it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from tinker import types
 
+from compass_jax.apps.tinker.answers import Answer, Steps
 from compass_jax.apps.tinker.errors import RequestError, refuse
 from compass_jax.apps.tinker.losses import loss_named
 from compass_jax.apps.tinker.model import Adam
-from compass_jax.apps.tinker.models import Model, Models, Steps
+from compass_jax.apps.tinker.models import Model, Models
 from compass_jax.apps.tinker.rows import rows_of
 from compass_jax.apps.tinker.sampling import WeightCopies
+from compass_jax.apps.tinker.states import SavedState
 from compass_jax.apps.tinker.wire import TrainingRequest, training_result
 from compass_jax.base.aliases import JsonObject
 
@@ -23,11 +25,11 @@ from compass_jax.base.aliases import JsonObject
 class Attempt(NamedTuple):
     """A request of a model.
 
-    run: the job. again: the answer to the same request after a restart, when it was applied before.
+    run: the job. repeat: the answer after a restart to a request that was applied before it.
     """
 
     run: Callable[[Model, int], Steps]
-    again: Callable[[Model, int], Any]
+    repeat: Callable[[Model, int], Answer]
 
 
 def _lost_answer(model: Model, number: int) -> RequestError:
@@ -87,10 +89,10 @@ class TrainingJobs:
         def run(model: Model, number: int) -> Steps:
             return self._noted(model, number, steps(model))
 
-        def again(model: Model, number: int) -> Any:
+        def repeat(model: Model, number: int) -> Answer:
             return _lost_answer(model, number) if model.lost else {"metrics": {}}
 
-        return Attempt(run, again)
+        return Attempt(run, repeat)
 
     def save(self, body: types.SaveWeightsRequest) -> Attempt:
         """Returns the job of save_state."""
@@ -112,16 +114,16 @@ class TrainingJobs:
             self._note_state(model, path, number, loaded=False, optimizer=True)
             return {"path": path, "type": "save_weights"}
 
-        def again(model: Model, number: int) -> Any:
+        def repeat(model: Model, number: int) -> Answer:
             return {"path": path, "type": "save_weights"}
 
-        return Attempt(run, again)
+        return Attempt(run, repeat)
 
     def _note_state(
         self, model: Model, path: str, number: int, *, loaded: bool, optimizer: bool
     ) -> None:
-        state = {"path": path, "number": number, "loaded": loaded, "optimizer": optimizer}
-        self._states.note(event="saved", model=model.id, **state)
+        saved = SavedState(path, number, loaded, optimizer)
+        self._states.note(event="saved", model=model.id, **saved._asdict())
         self._states.sync()
 
     def loading(self, body: types.LoadWeightsRequest) -> Attempt:

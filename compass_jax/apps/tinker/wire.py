@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 from google.protobuf.message import DecodeError
@@ -18,7 +18,11 @@ from compass_jax.base.untrusted import parse_json
 
 PROTOBUF = "application/x-protobuf"
 Body = TypeVar("Body", bound=BaseModel)
-_TYPES = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64, pb.DTYPE_INT32: np.int32}
+_TYPES: dict[int, type[np.generic]] = {
+    pb.DTYPE_FLOAT32: np.float32,
+    pb.DTYPE_INT64: np.int64,
+    pb.DTYPE_INT32: np.int32,
+}
 
 
 class TrainingRequest(NamedTuple):
@@ -71,7 +75,7 @@ def training_request(data: bytes) -> TrainingRequest:
     )
 
 
-def _datum(message: Any) -> Datum:
+def _datum(message: pb.Datum) -> Datum:
     parts = []
     for chunk in message.model_input:
         kind = chunk.WhichOneof("chunk")
@@ -86,7 +90,7 @@ def _datum(message: Any) -> Datum:
     return Datum(tokens, inputs, spans)
 
 
-def _span(message: Any) -> Span:
+def _span(message: pb.ProvenanceSpan) -> Span:
     kind = message.WhichOneof("span")
     part = message.sampled_tokens if kind == "sampled_tokens" else message.prompt_tokens
     if part.offset < 0 or part.length < 0:
@@ -94,7 +98,7 @@ def _span(message: Any) -> Span:
     return Span(part.sequence_id, part.offset, part.length, kind == "sampled_tokens")
 
 
-def _tensor(name: str, message: Any) -> np.ndarray:
+def _tensor(name: str, message: pb.Tensor) -> np.ndarray:
     if message.WhichOneof("encoding") != "dense" or message.dtype not in _TYPES:
         raise refuse(f"loss_fn_inputs[{name[:60]!r}]: sparse or of another type", "send it dense")
     array, shape = _array(message.dense, _TYPES[message.dtype]), tuple(message.shape)
@@ -103,7 +107,7 @@ def _tensor(name: str, message: Any) -> np.ndarray:
     return array.reshape(shape) if shape else array
 
 
-def _array(data: bytes, dtype: Any) -> np.ndarray:
+def _array(data: bytes, dtype: type[np.generic]) -> np.ndarray:
     if len(data) % np.dtype(dtype).itemsize:
         raise RequestError(f"{len(data)} bytes are no array of {np.dtype(dtype).name}")
     return np.frombuffer(data, dtype)

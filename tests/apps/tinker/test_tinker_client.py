@@ -1,5 +1,8 @@
 """The unmodified client of the Tinker API against the server on loopback."""
 
+import runpy
+from pathlib import Path
+
 import numpy as np
 import pytest
 from served import saved
@@ -139,3 +142,15 @@ def test_a_custom_loss_of_the_client_runs_over_the_cross_entropy(server):
     second = model.forward_backward_custom(data, loss_of).result()
     assert second.metrics["loss:sum"] < first.metrics["loss:sum"] and first.metrics["mine"] == 1
     client.close("success").result()
+
+
+def test_the_example_runs_to_its_end(server, monkeypatch, capsys):
+    monkeypatch.setenv("TINKER_BASE_URL", f"http://127.0.0.1:{server.address[1]}")
+    example = runpy.run_path(str(Path(__file__).parents[3] / "examples" / "tinker_rl.py"))
+    main = example["main"]
+    monkeypatch.setitem(main.__globals__, "STEPS", 2)
+    main("tiny")
+    out = capsys.readouterr().out
+    assert out.count("reward") == 2 and "/weights/last" in out
+    for session in list(server.tinker.service._sessions):
+        server.tinker.service.end_session(session)

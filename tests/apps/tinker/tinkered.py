@@ -12,15 +12,14 @@ pytest.importorskip("tinker", reason="the client package tinker is not installed
 os.environ["TINKER_TELEMETRY"] = "0"
 os.environ["TINKER_API_KEY"] = "tml-of-a-test"
 
-import tinker
-from tinker import APIStatusError, RequestFailedError, types
+from tinker import APIStatusError, RequestFailedError, ServiceClient, types
 from tinker.proto import tinker_public_pb2 as pb
 
 from compass_jax.commands.options import Serve
 from compass_jax.commands.serve_tinker import tinker_server
 
 # Tests take these from here, so that they are skipped where the package is missing.
-__all__ = ["APIStatusError", "RequestFailedError", "pb", "types"]
+__all__ = ["APIStatusError", "RequestFailedError", "ServiceClient", "pb", "types"]
 # the client leaves its connections open
 LEFT_OPEN = [
     pytest.mark.filterwarnings("ignore::ResourceWarning"),
@@ -47,7 +46,7 @@ def running(folder, states, **options):
 
 def client_of(server):
     """Returns a new session of the client."""
-    return tinker.ServiceClient(base_url=f"http://127.0.0.1:{server.address[1]}")
+    return ServiceClient(base_url=f"http://127.0.0.1:{server.address[1]}")
 
 
 def trained(client, rank=0, **options):
