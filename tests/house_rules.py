@@ -98,6 +98,7 @@ LAYERS = {
     "apps.curate": SAMPLED | {"apps.curate", "runs", "training.from_files", "weights"},
     "apps.pipeline": ANY,
     "apps.plan": ANY,
+    "apps.tinker": ANY,
     "commands": ANY,
     "__main__": ANY,
     "__init__": ANY,

@@ -581,3 +581,19 @@ class Serve(Compiling):
     """Read special tokens in prompts of /v1/completions as control tokens; otherwise they are text,
     as always in chat messages.
     """
+    tinker: bool = False
+    """Serve the Tinker API, which trains and samples, to the client of the package tinker; needs
+    the extra tinker (docs/tinker.md).
+    """
+    states: Folder = "tinker_states"
+    """Folder of the states that clients of --tinker save."""
+    routes_gib: float = 0.25
+    """Size of the buffer with the routes of samples, with --tinker (GiB)."""
+    max_models: int = 4
+    """Maximum number of models that clients of --tinker train at a time (a count)."""
+    max_sessions: int = 64
+    """Maximum number of sessions of clients of --tinker (a count)."""
+    weight_copies: int = 2
+    """Number of copies of weights that --tinker keeps for sampling clients; the newest stay."""
+    micro_batch_tokens: int = 16_384
+    """Maximum number of tokens of a micro-batch of --tinker, padding included."""

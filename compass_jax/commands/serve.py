@@ -51,13 +51,17 @@ HTTP_OPTIONS = (
     *("max_waiting", "max_connections", "api_key", "allow_host", "trust_prompts"),
     "chat_format",
 )
+TINKER_OPTIONS = (
+    *("states", "routes_gib", "max_models", "max_sessions", "weight_copies"),
+    "micro_batch_tokens",
+)
 
 
 def rollout_config(options: Serve) -> RolloutConfig:
     """Returns the engine's settings; lengths that are not set have their defaults. Raises
     ConfigError for unusable options.
     """
-    _check(options)
+    check_options(options)
     longest = PROMPT if options.prompt_tokens is None else options.prompt_tokens
     config = RolloutConfig(
         slots=options.slots,
@@ -65,7 +69,7 @@ def rollout_config(options: Serve) -> RolloutConfig:
         max_new_tokens=ANSWER if options.max_new_tokens is None else options.max_new_tokens,
         temperature=options.temperature,
         # a client of HTTP sees each token when it is decoded
-        tokens_per_call=8 if options.jetstream else 1,
+        tokens_per_call=8 if options.jetstream or options.tinker else 1,
         cache_pages=options.cache_pages,
         page_tokens=options.page_tokens,
         dtype=options.dtype,
@@ -76,7 +80,7 @@ def rollout_config(options: Serve) -> RolloutConfig:
     return config
 
 
-def _check(options: Serve) -> None:
+def check_options(options: Serve) -> None:
     """Raises ConfigError for options that no model could be served with."""
     longest = PROMPT if options.prompt_tokens is None else options.prompt_tokens
     text = f"must be a power of two from {SHORTEST} to {LONGEST}"
@@ -89,6 +93,11 @@ def _check(options: Serve) -> None:
     check(acts, f"--temperature {options.temperature} {text}")
     text = "one server has one protocol; leave --openai out"
     check(not (options.jetstream and options.openai), f"--jetstream --openai: {text}")
+    text = "one server has one protocol; leave the other option out"
+    check(not (options.tinker and (options.jetstream or options.openai)), f"--tinker: {text}")
+    for name in () if options.tinker else TINKER_OPTIONS:
+        value, text = getattr(options, name), "would do nothing without --tinker; leave it out"
+        check(value == getattr(Serve, name), f"--{name.replace('_', '-')} {value}: {text}")
     for name in HTTP_OPTIONS if options.jetstream else ():
         if (value := getattr(options, name)) != getattr(Serve, name, None):
             option = f"--{name.replace('_', '-')}{'' if name == 'api_key' else f' {value}'}"
@@ -147,7 +156,7 @@ def make_engine(options: Serve) -> tuple[Engine, Tree, Tokenizer]:
     Raises ConfigError if the folder does not exist or has no tokenizer.
     """
     weights = options.weights
-    model, folder = _model_with_tokenizer(weights)
+    model, folder = model_with_tokenizer(weights)
     options = with_lengths(options, model)
     rollout, mesh = rollout_config(options), mesh_config(options)
     mesh.validate("--mesh", model)
@@ -157,7 +166,10 @@ def make_engine(options: Serve) -> tuple[Engine, Tree, Tokenizer]:
     return decoder_of(run.policy, data, run.seed, weights)
 
 
-def _model_with_tokenizer(weights: str) -> tuple[ModelConfig, Path]:
+def model_with_tokenizer(weights: str) -> tuple[ModelConfig, Path]:
+    """Returns the model of a folder of weights, and the folder of its tokenizer. Raises ConfigError
+    if either is missing.
+    """
     if not Path(weights).is_dir():
         hint = hub_hint(weights) or "give a run directory, a checkpoint, or a Hugging Face folder"
         raise ConfigError(f"{weights}: there is no such folder; {hint}")
@@ -176,7 +188,7 @@ def start_jetstream(options: Serve) -> Any:
 
     Raises ConfigError if google-jetstream is not installed.
     """
-    _check(options)
+    check_options(options)
     try:
         from compass_jax.rollout.jetstream_api import JetStreamEngine, run_server
     except ModuleNotFoundError as error:
@@ -213,7 +225,7 @@ def openai_server(options: Serve) -> Iterator[HttpServer]:
     Raises ConfigError for an address that cannot be bound, a host that other machines can reach
     without a key, and more connections than file descriptors.
     """
-    _check(options)
+    check_options(options)
     limits = Limits(connections=options.max_connections)
     make_room_for(limits.connections, options.slots + options.max_waiting + 1)
     with contextlib.ExitStack() as stack:
@@ -241,7 +253,7 @@ def run_serve(options: Serve) -> None:
         if options.jetstream:
             _check_address(options)
             jetstream = start_jetstream(options)
-            _say(options, (options.host, options.port), "gRPC, JetStream's Orchestrator")
+            say(options, (options.host, options.port), "gRPC, JetStream's Orchestrator")
             jetstream.wait_for_termination()  # stops the server at ctrl-c
             return
         # a signal to end is no failure, even before the server listens and during its shutdown
@@ -252,11 +264,12 @@ def run_serve(options: Serve) -> None:
                 f" {server.served.max_new_tokens}; at most {options.max_connections} connections"
             )
             routes = f"HTTP, /v1/completions and /v1/chat/completions; {limits}"
-            _say(options, server.address, routes)
+            say(options, server.address, routes)
             server.run()
 
 
-def _say(options: Serve, address: tuple[str, int], protocol: str) -> None:
+def say(options: Serve, address: tuple[str, int], protocol: str) -> None:
+    """Prints what is served, and where."""
     host, port = address
     where = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
     print(f"serving {options.weights} on {where} ({protocol}); end with ctrl-c", flush=True)

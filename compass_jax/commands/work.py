@@ -233,9 +233,14 @@ def sample(options: commands.Sample) -> None:
 
 def serve(options: commands.Serve) -> None:
     """Serves a model."""
+    keep_compiled(options)
+    if options.tinker:
+        from compass_jax.commands.serve_tinker import run_tinker
+
+        run_tinker(options)
+        return
     from compass_jax.commands.serve import run_serve
 
-    keep_compiled(options)
     run_serve(options)
 
 

@@ -12,7 +12,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
@@ -59,9 +59,20 @@ class Guard:
 
     `hosts` are the names by which clients may call this server, in addition to loopback names and
     the address on which the request arrived. `routes` are the paths that metrics count by name.
+    The key comes as Authorization: Bearer KEY, or alone in a `key_header`. Bodies have one of the
+    `content_types`, none of which a browser's page may send without asking first.
     """
 
-    def __init__(self, app: ASGIApp, routes: Iterable[str], hosts: Iterable[str], key: str | None):
+    def __init__(
+        self,
+        app: ASGIApp,
+        routes: Iterable[str],
+        hosts: Iterable[str],
+        key: str | None,
+        *,
+        key_header: str = "",
+        content_types: Sequence[str] = ("application/json",),
+    ):
         for host in hosts:
             if not (match := _AUTHORITY.fullmatch(host)) or match[2]:
                 raise ConfigError(
@@ -71,6 +82,7 @@ class Guard:
         self._routes = frozenset(routes)
         self._named = {_normalise_host(host) for host in hosts}
         self._key = None if key is None else key.encode()
+        self._key_header, self._content_types = key_header, content_types
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Rejects a request or passes it to the application; records the status and the latency."""
@@ -113,14 +125,19 @@ class Guard:
                 raise ApiError(f"pages of {origin[:100]!r} may not ask this server", status=403)
         if self._key is not None and scope["path"] not in OPEN_PATHS:
             scheme, _, key = headers.get("authorization", "").partition(" ")
+            form = "Authorization: Bearer KEY"
+            if self._key_header:
+                scheme, key = "bearer", headers.get(self._key_header, "")
+                form = f"{self._key_header}: KEY"
             matches = hmac.compare_digest(key.strip().encode("latin-1"), self._key)
             if scheme.lower() != "bearer" or not matches:
-                text = "the key is missing or wrong: send the header Authorization: Bearer KEY"
+                text = f"the key is missing or wrong: send the header {form}"
                 raise ApiError(text, status=401, code="invalid_api_key")
         if scope["method"] == "POST":
             kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-            if kind != "application/json":
-                raise ApiError("the content-type must be application/json", status=415)
+            if kind not in self._content_types:
+                text = f"the content-type must be {' or '.join(self._content_types)}"
+                raise ApiError(text, status=415)
 
     def _is_own(self, origin: str, host: str | None) -> bool:
         """Returns whether pages of this origin may send requests."""
