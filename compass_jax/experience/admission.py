@@ -54,7 +54,7 @@ class Admission:
     """The samples that a running collection starts after each tick.
 
     Args:
-        asked: the samples with which the collection starts.
+        samples: those with which the collection starts.
         ticks: between the end of a sample and the use of its verdict.
     """
 
@@ -64,12 +64,12 @@ class Admission:
         calls: PolicyCalls,
         scorer: AnyScorer,
         turns: Turns,
-        asked: Sequence[SampleKey],
+        samples: Sequence[SampleKey],
         ticks: int,
     ):
         self._buffer, self._calls = buffer, calls
         self._scorer, self._turns, self._ticks = scorer, turns, ticks
-        self._asked, self._running = set(asked), set(asked)
+        self._started, self._running = set(samples), set(samples)
         self._ended: deque[list[SampleKey]] = deque()  # of the last ticks, undecided
         self._early: dict[SampleKey, Score] = {}  # verdicts before their tick
 
@@ -87,9 +87,9 @@ class Admission:
             key
             for group, size in self._calls.sizes().items()
             for key in (SampleKey(*group, index) for index in range(size))
-            if key not in self._asked and key not in self._buffer.samples
+            if key not in self._started and key not in self._buffer.samples
         ]
-        self._asked.update(new)
+        self._started.update(new)
         self._running.update(new)
         return new
 

@@ -62,6 +62,7 @@ MEANT = {
         "model.mla",
         "model.rope_scaling",
         "model.rope_scaling.attention_factor",
+        "rl.verdict_ticks",
         "rewards.judge",
         "rewards.smallest_gap",
         "rewards.conversation_s",
