@@ -8,6 +8,7 @@ last saved state has.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -69,15 +70,20 @@ class States:
         self._lock = threading.Lock()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._owner = open(self.folder / "lock", "wb")  # noqa: SIM115
+            fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.record = _replayed(self.folder / "journal.jsonl")
             self._compact()
             self._journal = open(self.folder / "journal.jsonl", "ab", buffering=0)  # noqa: SIM115
+        except BlockingIOError as error:
+            raise ConfigError(f"--states {folder}: another server uses it; name another") from error
         except OSError as error:
             raise ConfigError(f"--states {folder}: {error.strerror}; name another") from error
 
     def close(self) -> None:
-        """Closes the journal."""
+        """Closes the journal, and frees the folder for another server."""
         self._journal.close()
+        self._owner.close()
 
     def note(self, **entry: str | int | JsonObject) -> None:
         """Writes a line to the journal."""

@@ -6,7 +6,7 @@ import http.client
 import json
 
 import pytest
-from served import saved
+from served import MODEL, saved
 from tinkered import (
     LEFT_OPEN,
     RequestFailedError,
@@ -17,6 +17,9 @@ from tinkered import (
     sampled,
     trained,
 )
+
+from compass_jax.apps.tinker.states import States
+from compass_jax.config import ConfigError
 
 pytestmark = LEFT_OPEN
 
@@ -105,6 +108,14 @@ def test_a_gap_in_the_numbers_is_refused_until_a_state_is_loaded(folder, tmp_pat
         assert post(server, "retrieve_future", answer)[1]["path"] == path
         assert server.tinker.models.get(model.model_id).next == 6
         client.close("success").result()
+
+
+def test_two_servers_do_not_share_their_states(tmp_path):
+    first = States(tmp_path, MODEL)
+    with pytest.raises(ConfigError, match="another server uses it"):
+        States(tmp_path, MODEL)
+    first.close()
+    States(tmp_path, MODEL).close()
 
 
 def test_a_save_keeps_the_gradient_so_far(folder, tmp_path):
