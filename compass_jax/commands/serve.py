@@ -8,10 +8,10 @@ import contextlib
 import signal
 import sys
 from collections.abc import Iterator
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from socket import socket
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from compass_jax.base.aliases import Tree
 from compass_jax.base.extras import how_to_install
@@ -44,6 +44,7 @@ from compass_jax.weights.start import model_of, tokenizer_beside
 if TYPE_CHECKING:
     import uvicorn
 
+S = TypeVar("S")
 SHORTEST, LONGEST = 16, 32768  # of --prompt-tokens
 PROMPT, ANSWER = 256, 256  # tokens of the longest prompt and answer by default, if they fit
 CACHE_SHARE = 0.5  # KV caches' share of the memory that the weights leave, without --prompt-tokens
@@ -98,6 +99,10 @@ def check_options(options: Serve) -> None:
     for name in () if options.tinker else TINKER_OPTIONS:
         value, text = getattr(options, name), "would do nothing without --tinker; leave it out"
         check(value == getattr(Serve, name), f"--{name.replace('_', '-')} {value}: {text}")
+    for name in ("trust_prompts", "chat_format") if options.tinker else ():
+        value, text = getattr(options, name), "would do nothing with --tinker, whose clients send"
+        option = f"--{name.replace('_', '-')} {value}"
+        check(value == getattr(Serve, name), f"{option}: {text} tokens; leave it out")
     for name in HTTP_OPTIONS if options.jetstream else ():
         if (value := getattr(options, name)) != getattr(Serve, name, None):
             option = f"--{name.replace('_', '-')}{'' if name == 'api_key' else f' {value}'}"
@@ -201,12 +206,13 @@ def start_jetstream(options: Serve) -> Any:
     )
 
 
-class HttpServer(NamedTuple):
-    """A uvicorn server and its listening socket."""
+@dataclass(frozen=True)
+class HttpServer(Generic[S]):
+    """A uvicorn server, its listening socket, and what it serves."""
 
     server: uvicorn.Server
     socket: socket
-    served: Served
+    served: S
 
     @property
     def address(self) -> tuple[str, int]:
@@ -219,7 +225,7 @@ class HttpServer(NamedTuple):
 
 
 @contextlib.contextmanager
-def openai_server(options: Serve) -> Iterator[HttpServer]:
+def openai_server(options: Serve) -> Iterator[HttpServer[Served]]:
     """Yields a server that is ready to `run`: its port is bound and its engine is running.
 
     Raises ConfigError for an address that cannot be bound, a host that other machines can reach

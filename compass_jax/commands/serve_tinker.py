@@ -7,12 +7,12 @@ import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from socket import socket
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from compass_jax.base.extras import how_to_install
 from compass_jax.commands.options import Serve
 from compass_jax.commands.serve import (
+    HttpServer,
     check_options,
     mesh_config,
     model_with_tokenizer,
@@ -28,32 +28,13 @@ from compass_jax.rollout.serving.limits import Limits, bind, is_loopback, make_r
 from compass_jax.rollout.serving.server import http_server
 
 if TYPE_CHECKING:
-    import uvicorn
-
     from compass_jax.apps.tinker.server import TinkerServer
 
 BODY_BYTES = 64 * 2**20  # the client's chunks have about 5 MB, and more for a long datum
 
 
-class TinkerHttp(NamedTuple):
-    """A uvicorn server, its listening socket, and the server of models behind it."""
-
-    server: uvicorn.Server
-    socket: socket
-    tinker: TinkerServer
-
-    @property
-    def address(self) -> tuple[str, int]:
-        """The host and the port."""
-        return self.socket.getsockname()[:2]
-
-    def run(self) -> None:
-        """Serves until a signal ends the process or `server.should_exit` is set."""
-        self.server.run([self.socket])
-
-
 @contextlib.contextmanager
-def tinker_server(options: Serve) -> Iterator[TinkerHttp]:
+def tinker_server(options: Serve) -> Iterator[HttpServer[TinkerServer]]:
     """Yields a server that is ready to `run`: its models are restored and its port is bound.
 
     Raises ConfigError for unusable options, and if the client's package is not installed.
@@ -72,7 +53,7 @@ def tinker_server(options: Serve) -> Iterator[TinkerHttp]:
     make_room_for(limits.connections, options.slots + 1)
     model, folder = model_with_tokenizer(options.weights)
     options = with_lengths(options, model)
-    data = DataConfig(tokenizer=str(folder), chat_format=options.chat_format)
+    data = DataConfig(tokenizer=str(folder))
     with contextlib.ExitStack() as stack:
         bound = stack.enter_context(bind(options.host, options.port))
         key = resolve_key(options.api_key, is_loopback(bound))
@@ -97,7 +78,7 @@ def tinker_server(options: Serve) -> Iterator[TinkerHttp]:
         )
         stack.callback(server.close, limits.engine_stop_s)
         app = server.app(limits, [options.host, *options.allow_host], key)
-        yield TinkerHttp(http_server(app, limits), bound, server)
+        yield HttpServer(http_server(app, limits), bound, server)
 
 
 def run_tinker(options: Serve) -> None:

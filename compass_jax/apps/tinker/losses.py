@@ -6,7 +6,7 @@ A loss is a sum over tokens, and the gradients of several requests add up. Names
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import NamedTuple
@@ -88,7 +88,6 @@ class Loss(NamedTuple):
     name: str
     objective: Objective
     inputs: frozenset[str]
-    optional: frozenset[str] = frozenset()
 
     @property
     def is_policy(self) -> bool:
@@ -152,7 +151,7 @@ def _of_package(name: str, config: Mapping[str, float | str]) -> Objective:
     return objective
 
 
-def _check_names(name: str, config: Mapping[str, float | str], known) -> None:
+def _check_names(name: str, config: Mapping[str, float | str], known: Collection[str]) -> None:
     """Raises RequestError for a setting that is not `known`."""
     if names := sorted(set(config) - set(known)):
         has = ", ".join(known) or "none"

@@ -124,21 +124,17 @@ class Models:
         if not weights.startswith("tinker://"):
             text = "the weights of this sampling client are gone: the server keeps the newest ones"
             raise RequestError(f"{text} (--weight-copies); make a new client, or save them by name")
-        meta, config, on_mesh = (
-            self.states.meta(weights),
-            self.base.model,
-            self.base.model.placement,
-        )
-        lora = LoRAConfig()
+        meta, base, lora = self.states.meta(weights), self.base, LoRAConfig()
+        tree = base.params
         if meta["rank"]:
             lora = LoRAConfig(rank=meta["rank"], targets=tuple(meta["targets"]))
-        split = jax.eval_shape(
-            lambda: trained.split(lora, config, self.base.params, jax.random.key(0))[0]
-        )
-        shapes = abstract_of(split if meta["rank"] else self.base.params, on_mesh is not None)
+            tree = jax.eval_shape(
+                lambda: trained.split(lora, base.model, base.params, jax.random.key(0))[0]
+            )
+        shapes = abstract_of(tree, base.model.placement is not None)
         params = self.states.load(weights, {"params": shapes})["params"]
-        frozen = self.base.params if meta["rank"] else None
-        return self.base.decoding(trained.full(lora, params, frozen))
+        frozen = base.params if meta["rank"] else None
+        return base.decoding(trained.full(lora, params, frozen))
 
     def _returned(self, record: ModelRecord) -> Model:
         """Returns a model after a restart, at its last saved state."""

@@ -42,8 +42,8 @@ class Service:
     Args:
         models: the models.
         devices: the thread of the devices.
-        answers: the answers to requests.
-        most_sessions: maximum number of sessions.
+        jobs: makes the jobs of the models' requests.
+        most: maximum number of sessions.
     """
 
     def __init__(
@@ -294,18 +294,18 @@ class Service:
         stop_ids, stop_texts = _stops(params.stop)
         put: Callable[[Answer], None] = self.answers.open(request)
         job = SampleJob(
-            weights,
-            prompt,
-            sequences,
-            most,
-            params.temperature,
-            max(params.top_k, 0),
-            params.top_p,
-            secrets.randbits(32) if params.seed is None else params.seed % 2**32,
-            put,
-            stop_ids,
-            stop_texts,
-            bool(body.prompt_logprobs),
+            weights=weights,
+            prompt=prompt,
+            sequences=sequences,
+            max_tokens=most,
+            temperature=params.temperature,
+            top_k=max(params.top_k, 0),
+            top_p=params.top_p,
+            seed=secrets.randbits(32) if params.seed is None else params.seed % 2**32,
+            finish=put,
+            stop_ids=stop_ids,
+            stop_texts=stop_texts,
+            prompt_logprobs=bool(body.prompt_logprobs),
         )
         try:
             self.devices.sample(job)

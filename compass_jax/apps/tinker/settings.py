@@ -25,8 +25,8 @@ from compass_jax.devices.sharding import placements
 from compass_jax.model.params import training_layout
 from compass_jax.model.transformer import Transformer
 from compass_jax.rollout.engine import Engine
+from compass_jax.training.hand_over import WithinProcess
 from compass_jax.weights.start import first_parameters
-from compass_jax.weights.sync import sync_weights
 
 SHORTEST_ROW = 64  # tokens of the shortest bucket of training rows
 TARGETS = {
@@ -47,15 +47,7 @@ class Base(NamedTuple):
 
     def decoding(self, params: Tree) -> Tree:
         """Returns a copy of training parameters in the layout that samples."""
-        engine = self.engine
-        decode, _ = sync_weights(
-            params,
-            engine.model_config,
-            engine.compute.dtype,
-            engine.config.quantize,
-            placement=engine.placement,
-            layout=engine.layout,
-        )
+        decode, _ = WithinProcess(self.engine).send(params, 0)
         # An update donates the training parameters, so the copy must share no buffer with them.
         return jax.tree.map(lambda x: x.copy(), decode)
 

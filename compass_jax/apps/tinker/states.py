@@ -8,6 +8,7 @@ last saved state has.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -70,11 +71,14 @@ class States:
         self._lock = threading.Lock()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            self._owner = open(self.folder / "lock", "wb")  # noqa: SIM115
-            fcntl.flock(self._owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.record = _replayed(self.folder / "journal.jsonl")
-            self._compact()
-            self._journal = open(self.folder / "journal.jsonl", "ab", buffering=0)  # noqa: SIM115
+            with contextlib.ExitStack() as opened:
+                owner = opened.enter_context(open(self.folder / "lock", "wb"))
+                fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path = self.folder / "journal.jsonl"
+                self.record = _replayed(path)
+                self._compact()
+                self._journal = opened.enter_context(open(path, "ab", buffering=0))
+                self._files = opened.pop_all()
         except BlockingIOError as error:
             raise ConfigError(f"--states {folder}: another server uses it; name another") from error
         except OSError as error:
@@ -82,8 +86,7 @@ class States:
 
     def close(self) -> None:
         """Closes the journal, and frees the folder for another server."""
-        self._journal.close()
-        self._owner.close()
+        self._files.close()
 
     def note(self, **entry: str | int | JsonObject) -> None:
         """Writes a line to the journal."""
@@ -150,12 +153,20 @@ class States:
 
 
 def _replayed(path: Path) -> Record:
-    """Returns what a journal says. A line that a kill cut off is left out."""
+    """Returns what a journal says. A line that a kill cut off is left out. Raises ConfigError for
+    any other line that no server wrote.
+    """
     record = Record()
-    if path.exists():
-        for line in path.read_bytes().splitlines(keepends=True):
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    for number, line in enumerate(lines, 1):
+        try:
             if line.endswith(b"\n"):
                 _apply(record, json.loads(line))
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(
+                f"{path}, line {number}: not what a server writes ({error}); put the file back, or"
+                " name other --states"
+            ) from error
     return record
 
 

@@ -24,9 +24,9 @@ class Screening(InRounds):
     likely to vary then (after SPEED, arXiv 2506.09016). In a single round no sample is dropped: the
     update has groups of n0 and of n = rl.group_size.
 
-    A group whose first n0 rewards differ continues. For one whose rewards are equal let a and b
-    count the right and the wrong ones, plus those of the prior: Beta(1, 1), or the prediction of
-    rl.zero_variance.posterior. It continues if its chance to vary
+    A group continues as soon as two of its first n0 rewards differ. For one whose rewards are equal
+    let a and b count the right and the wrong ones, plus those of the prior: Beta(1, 1), or the
+    prediction of rl.zero_variance.posterior. It continues if its chance to vary
 
         P = 1 - prod_{i < n - n0} (a + i) / (a + b + i)        all right
         P = 1 - prod_{i < n - n0} (b + i) / (a + b + i)        all wrong

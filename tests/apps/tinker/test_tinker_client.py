@@ -65,7 +65,7 @@ def test_samples_of_the_base_of_a_saved_name_and_with_their_own_ends(server):
     (cut,) = sampled(base, 1, temperature=0.0, max_tokens=16, stop=[stop])
     assert cut.tokens == whole.tokens[: whole.tokens.index(stop) + 1]
     assert cut.stop_reason == "stop"
-    text = server.tinker.base.tokenizer.decode(whole.tokens[1:3], special=True)
+    text = server.served.base.tokenizer.decode(whole.tokens[1:3], special=True)
     (cut,) = sampled(base, 1, temperature=0.0, max_tokens=16, stop=text)
     assert cut.tokens == whole.tokens[: len(cut.tokens)] and len(cut.tokens) <= 3
     logp = base.compute_logprobs(types.ModelInput.from_ints([*PROMPT, *whole.tokens[:8]])).result()
@@ -115,7 +115,7 @@ def test_routes_that_are_gone_are_trained_live_and_counted(server):
     client = client_of(server)
     sampler = client.create_sampling_client(base_model="tiny").result()
     (sequence,) = sampled(sampler, 1)
-    model, routes = trained(client), server.tinker.routes
+    model, routes = trained(client), server.served.routes
     datum = datum_of(sequence, spans=True)
     metrics = model.forward([datum], "ppo").result().metrics
     assert metrics["routes/replayed_tokens:sum"] == datum.model_input.length
@@ -152,5 +152,5 @@ def test_the_example_runs_to_its_end(server, monkeypatch, capsys):
     main("tiny")
     out = capsys.readouterr().out
     assert out.count("reward") == 2 and "/weights/last" in out
-    for session in list(server.tinker.service._sessions):
-        server.tinker.service.end_session(session)
+    for session in list(server.served.service._sessions):
+        server.served.service.end_session(session)

@@ -33,7 +33,7 @@ def server(request, tmp_path_factory):
 
 def learner_of(server, replay="R3", size=2):
     """Returns a Learner in process, of the server's model and settings."""
-    base = server.tinker.base
+    base = server.served.base
     config = dataclasses.replace(
         base.learner,
         algorithm=AlgorithmConfig(objective=ImportanceSampling(), replay=replay),
@@ -46,8 +46,8 @@ def learner_of(server, replay="R3", size=2):
 
 def arrays_of(server, sequences):
     """Returns the samples as a rollout of the Learner, with the routes that the server keeps."""
-    n, routes = len(PROMPT), server.tinker.routes
-    length = server.tinker.base.engine.config.max_length
+    n, routes = len(PROMPT), server.served.routes
+    length = server.served.base.engine.config.max_length
     shape = (len(sequences), length)
     tokens, mask = np.zeros(shape, np.int32), np.zeros(shape, bool)
     logp, lengths = np.zeros(shape, np.float32), np.zeros(len(sequences), np.int32)
@@ -93,7 +93,7 @@ def test_a_client_trains_as_the_learner_in_process(server):
         scored, prepared = scored_of(learner, arrays)
         grads, diagnostics = learner.gradient(scored, slice(0, 2), prepared)
         if not number:
-            kept = server.tinker.models.get(model.model_id).trained.gradient
+            kept = server.served.models.get(model.model_id).trained.gradient
             for x, y in zip(jax.tree.leaves(kept), jax.tree.leaves(grads), strict=True):
                 np.testing.assert_array_equal(x, y)
         learner.apply(grads)
@@ -118,7 +118,7 @@ def test_with_provenance_the_mismatch_is_that_of_r3_and_without_that_of_replay_o
         if replay == "R3":
             flips = metrics["replay/flip_frac:mean"]
             assert flips == pytest.approx(float(own["replay/flip_frac"]), abs=1e-6)
-    if server.tinker.base.engine.compute.dtype == "bfloat16":
+    if server.served.base.engine.compute.dtype == "bfloat16":
         assert flips > 0
         assert seen["R3", "kl_k3"] < seen["off", "kl_k3"] / 2
     client.close("success").result()

@@ -51,7 +51,7 @@ def resent(server, model, number):
 
 def updates(server, model):
     """Returns how many updates a model has."""
-    return server.tinker.models.get(model.model_id).trained.learner.version
+    return server.served.models.get(model.model_id).trained.learner.version
 
 
 def test_an_update_is_applied_once_and_lost_ones_are_named(folder, tmp_path):
@@ -91,7 +91,7 @@ def test_an_update_is_applied_once_and_lost_ones_are_named(folder, tmp_path):
         assert again == loss
         client.close("success").result()
     with running(folder, states, port=port) as server:
-        assert not server.tinker.states.record.models
+        assert not server.served.states.record.models
 
 
 def test_a_gap_in_the_numbers_is_refused_until_a_state_is_loaded(folder, tmp_path):
@@ -106,7 +106,7 @@ def test_a_gap_in_the_numbers_is_refused_until_a_state_is_loaded(folder, tmp_pat
         status, answer = post(server, "load_weights", body)
         assert status == 200
         assert post(server, "retrieve_future", answer)[1]["path"] == path
-        assert server.tinker.models.get(model.model_id).next == 6
+        assert server.served.models.get(model.model_id).next == 6
         client.close("success").result()
 
 
@@ -115,6 +115,17 @@ def test_two_servers_do_not_share_their_states(tmp_path):
     with pytest.raises(ConfigError, match="another server uses it"):
         States(tmp_path, MODEL)
     first.close()
+    States(tmp_path, MODEL).close()
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"event": "applied", "model": "m", "number": 1}'])
+def test_a_journal_that_no_server_wrote_is_refused_by_its_line(tmp_path, line):
+    session = '{"event": "session", "session": "s"}'
+    (tmp_path / "journal.jsonl").write_text(f"{session}\n{line}\n{session}\n")
+    with pytest.raises(ConfigError, match=r"journal\.jsonl, line 2: not what a server writes"):
+        States(tmp_path, MODEL)
+    # a line that a kill cut off is left out
+    (tmp_path / "journal.jsonl").write_text(f"{session}\n{line}")
     States(tmp_path, MODEL).close()
 
 
@@ -131,7 +142,7 @@ def test_a_save_keeps_the_gradient_so_far(folder, tmp_path):
         expected = model.optim_step(adam()).result().metrics["grad_norm"]
     with running(folder, states, port=port) as server:
         # the update after the save was answered, so it is lost; the gradient before it is not
-        assert "requests 4 to 4 are lost" in server.tinker.models.get(model.model_id).lost
+        assert "requests 4 to 4 are lost" in server.served.models.get(model.model_id).lost
         path = f"tinker://{model.model_id}/weights/between"
         model = client.create_training_client_from_state_with_optimizer(path).result()
         assert model.optim_step(adam()).result().metrics["grad_norm"] == expected

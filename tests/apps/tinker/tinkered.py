@@ -31,7 +31,7 @@ PROMPT = [5, 6, 7, 8, 9]
 
 @contextlib.contextmanager
 def running(folder, states, **options):
-    """Runs a server and yields its address and its models (`TinkerHttp`)."""
+    """Runs a server and yields its address and its models (`HttpServer`)."""
     config = Serve(weights=str(folder), port=0, tinker=True, states=str(states), **OPTIONS)
     config = dataclasses.replace(config, **options)
     with tinker_server(config) as server:
