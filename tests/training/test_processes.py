@@ -26,10 +26,6 @@ from compass_jax.weights.hf import save_params
 MESH = ("--mesh.fsdp", "2", "--mesh.expert", "2", "--mesh.tensor", "2")
 
 
-# An extreme and a norm show the float32 sums that another number of processes orders otherwise.
-LOOSER = {"policy/ratio_max": 1e-4, "grad_norm": 1e-4}
-
-
 def compare(actual, expected, tolerance=1e-5):
     assert len(actual) == len(expected) > 0
     for row, expected_row in zip(actual, expected, strict=True):
@@ -38,9 +34,8 @@ def compare(actual, expected, tolerance=1e-5):
             if expected_row[name] is None:
                 assert row[name] is None
                 continue
-            near = max(tolerance, LOOSER.get(name, 0.0))
             np.testing.assert_allclose(
-                row[name], expected_row[name], rtol=near, atol=near, err_msg=name
+                row[name], expected_row[name], rtol=tolerance, atol=tolerance, err_msg=name
             )
 
 
@@ -118,6 +113,8 @@ VARIANTS = {
     "R2 and growth": (
         (
             "replay='R2', updates_per_rollout=2, group_size=2,"
+            # AdamW turns a gradient of rounding alone into a whole step; eps keeps it small
+            " optim=replace(config.rl.optim, eps=1e-3),"
             " zero_variance=ZeroVarianceConfig(rl_zvp=True, grow_to=4)"
         ),
         "mesh=MeshConfig(fsdp=8)",
